@@ -1,0 +1,123 @@
+"""The command line: `workbook sweep | validate | bundle`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from lib import __version__
+from lib.errors import WorkbookError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 done, 1 something failed or is invalid, 2 unusable input."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.command(args)
+    except WorkbookError as error:
+        print(f"workbook: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("workbook: interrupted; what was finished is kept, the same command goes on from there", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="workbook", description="Candidate-constrained RAG: run, check, submit.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    sweep = commands.add_parser(
+        "sweep",
+        help="run the notebooks for every system",
+        epilog="example: workbook sweep --slice data/longeval --variants rule-minilm,default --jobs 2",
+    )
+    sweep.add_argument("--slice", default="sample", help="'sample', a folder, or an ir_datasets_longeval id")
+    sweep.add_argument("--variants", default="all", help="'all', or names or YAML files separated by commas")
+    sweep.add_argument("--profile", default="embedded", help="'embedded', 'paper', or a YAML file")
+    sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
+    sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
+    sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
+    sweep.set_defaults(command=_sweep)
+
+    validate = commands.add_parser(
+        "validate",
+        help="check a responses file against its slice",
+        epilog="example: workbook validate outputs/sample/runs/rule-minilm/responses.jsonl --slice sample",
+    )
+    validate.add_argument("responses", type=Path, help="a responses.jsonl; the evidence and provenance beside it count too")
+    validate.add_argument("--slice", required=True, help="'sample', a folder, or an ir_datasets_longeval id")
+    validate.set_defaults(command=_validate)
+
+    bundle = commands.add_parser(
+        "bundle",
+        help="write a run's submission folder for TIRA",
+        epilog="example: workbook bundle outputs/sample/runs/rule-minilm --out submission/rule-minilm",
+    )
+    bundle.add_argument("run", type=Path, help="a run's folder")
+    bundle.add_argument("--out", type=Path, required=True, help="a new folder")
+    bundle.set_defaults(command=_bundle)
+    return parser
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from lib import slices, summary, sweep, variants
+
+    jobs = sweep.check_jobs(args.jobs)
+    systems = variants.load_variants([n for n in args.variants.split(",") if n], _overrides(args.set))
+    if not systems:
+        raise WorkbookError("--variants: name at least one system, or 'all'")
+    profile = variants.load_profile(args.profile)
+    sweep.check_models(systems, profile)
+    spec = _absolute(args.slice)
+    slices.check(spec)
+    out = (args.out or Path("outputs") / Path(args.slice).name).resolve()
+    existed = out.exists()
+    sweep.prepare_folder(out, systems, profile)
+    try:
+        todo = sweep.tasks(out, spec, systems)
+        outcome = summary.run_with_progress(out, todo, jobs)
+    except BaseException:
+        sweep.remove_new(out, existed)
+        raise
+    prepared = outcome.failed.get(sweep.PREPARE)
+    if prepared and prepared.error == WorkbookError.__name__:
+        sweep.remove_new(out, existed)
+        raise WorkbookError(prepared.message)
+    summary.report(out, systems, outcome)
+    return 1 if outcome.failed else 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from lib import slices, trec
+
+    with slices.opened(_absolute(args.slice)) as slice_:
+        documents = {document.doc_id: document for document in slice_.all_documents()} or None
+        faults = list(trec.validate(args.responses, slice_.queries, documents))
+    for fault in faults:
+        print(fault)
+    if not faults:
+        print(f"{args.responses}: valid ({len(slice_.queries)} queries)")
+    return 1 if faults else 0
+
+
+def _bundle(args: argparse.Namespace) -> int:
+    from lib import trec
+
+    print(trec.bundle(args.run, args.out))
+    return 0
+
+
+def _overrides(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise WorkbookError(f"--set: '{pair}' is not KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _absolute(spec: str) -> str:
+    return str(Path(spec).resolve()) if spec != "sample" and Path(spec).exists() else spec
+
+
+if __name__ == "__main__":
+    sys.exit(main())

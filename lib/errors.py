@@ -1,0 +1,8 @@
+"""The one error a user is meant to read."""
+
+
+class WorkbookError(Exception):
+    """Bad input or a missing part: its message is one line naming the place and the remedy.
+
+    The command line prints the message without a traceback and exits with status 2.
+    """

@@ -1,0 +1,78 @@
+"""Evidence -> answer sentences, offline: the extractive generator and the two baselines."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lib.evidence import Evidence
+from lib.retrieval import is_temporal
+from lib.slices import Document, Query
+from lib.text import content_tokens, jaccard, one_line, words
+from lib.variants import Variant
+
+_REPEAT = 0.6
+_LEADING_NUMBER = re.compile(r"^(?:\d+(?:\.\d+)*\.?|[•·▪–-])\s+(?=[A-Z])")
+
+
+class Sentence(NamedTuple):
+    """One answer sentence: its text, the evidence items it rests on, and the documents it cites."""
+
+    text: str
+    evidence_ids: tuple[int, ...]
+    doc_ids: tuple[str, ...]
+
+
+def extractive(query: Query, evidence: Sequence[Evidence], documents: dict[str, Document], variant: Variant):
+    """Whole evidence sentences, best first, within the sentence and word budgets; a list of `Sentence`.
+
+    Repeats of what is already said are passed over. For a temporal query with evidence of two
+    different years, the answer opens with the earliest and the latest, each led in by its year.
+    The best sentence is taken even if it alone exceeds the word budget.
+    """
+    budget = variant.max_answer_words
+    answer = _comparison(evidence, documents, budget) if is_temporal(query.text, variant) else []
+    said = [set(content_tokens(sentence.text)) for sentence in answer]
+    for item in evidence:
+        text = readable(item.text)
+        terms = set(content_tokens(text))
+        used = sum(words(sentence.text) for sentence in answer)
+        if len(answer) == variant.max_answer_sentences or item.evidence_id in {i for s in answer for i in s.evidence_ids}:
+            continue
+        if answer and used + words(text) > budget or any(jaccard(terms, other) >= _REPEAT for other in said):
+            continue
+        answer.append(Sentence(text, (item.evidence_id,), (item.doc_id,)))
+        said.append(terms)
+    return answer
+
+
+def titles(query: Query, documents: Sequence[Document], variant: Variant) -> list[Sentence]:
+    """The organisers' naive baseline: the candidates' titles in order, each citing its document."""
+    named = [Sentence(one_line(d.title) or d.doc_id, (), (d.doc_id,)) for d in documents]
+    return named[: variant.max_answer_sentences]
+
+
+def readable(text: str) -> str:
+    """An evidence sentence as answer text: on one line, without a leading list number, closed by a full stop."""
+    text = _LEADING_NUMBER.sub("", one_line(text))
+    return text if text[-1] in ".!?\"'”’)]" or text[-1].isdigit() else f"{text}."
+
+
+def _comparison(evidence: Sequence[Evidence], documents: dict[str, Document], budget: int) -> list[Sentence]:
+    """The best sentences of the earliest and the latest year, if both fit the budget; else nothing."""
+    dated = [(documents[e.doc_id].year, e) for e in evidence if documents[e.doc_id].year]
+    if len({year for year, _ in dated}) < 2:
+        return []
+    first, last = (choose(year for year, _ in dated) for choose in (min, max))
+    pairs = [
+        (_led_in("Earlier", early, first), _led_in("Later", late, last))
+        for year, early in dated
+        if year == first
+        for other, late in dated
+        if other == last
+    ]
+    fitting = [pair for pair in pairs if sum(words(sentence.text) for sentence in pair) <= budget]
+    return list(fitting[0]) if fitting else []
+
+
+def _led_in(when: str, item: Evidence, year: int) -> Sentence:
+    return Sentence(f"{when} work ({year}): {readable(item.text)}", (item.evidence_id,), (item.doc_id,))

@@ -1,0 +1,1 @@
+"""Records + gold data -> scores, one row per query."""

@@ -1,0 +1,165 @@
+"""One notebook: its parameters, what it depends on, and a run of it through papermill.
+
+`python -m lib.notebooks` runs the notebooks of the repository anew and keeps what is worth committing.
+"""
+
+import ast
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lib import paths
+from lib.errors import WorkbookError
+
+
+class Failure(NamedTuple):
+    """Why a notebook failed: the number of the code cell (from 1), the error's name, and its message."""
+
+    cell: int | None
+    error: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"cell {self.cell}: " if self.cell else ""
+        return f"{where}{self.error}: {self.message}"
+
+
+def parameters(path: Path) -> dict[str, Any]:
+    """Default values of a notebook's parameters. Raises WorkbookError unless exactly one cell, of literals, is tagged."""
+    cells = [c for c in _cells(path) if "parameters" in c["metadata"].get("tags", [])]
+    if len(cells) != 1:
+        raise WorkbookError(f"{path}: {len(cells)} cells are tagged 'parameters'; there must be exactly one")
+    values = {}
+    for node in ast.parse("".join(cells[0]["source"])).body:
+        try:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            values[target.id] = ast.literal_eval(node.value)
+        except (AttributeError, ValueError):
+            raise WorkbookError(f"{path}: the parameters cell may hold only 'name: type = literal' lines") from None
+    return values
+
+
+def check_parameters(path: Path, given: dict[str, Any]) -> None:
+    """Raise WorkbookError for a parameter that the notebook does not have or that has another type."""
+    known = parameters(path)
+    for name, value in given.items():
+        if name not in known:
+            raise WorkbookError(f"{path}: unknown parameter '{name}'; known: {', '.join(known)}")
+        if type(value) is not type(known[name]):
+            kind = type(known[name]).__name__
+            raise WorkbookError(f"{path}: parameter '{name}' must be {kind}, not {value!r}")
+
+
+def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
+    """Execute a notebook with parameters; returns None if it ran to its end.
+
+    The executed copy appears at `output` only on success; otherwise as `<name>.failed.ipynb` beside it.
+    """
+    check_parameters(path, given)
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    failed = output.with_suffix(".failed.ipynb")
+    running = output.with_name(f".{output.name}.running.ipynb")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        papermill.execute_notebook(
+            str(path), str(running), parameters=given, kernel_name="python3", progress_bar=False, cwd=str(paths.PROJECT)
+        )
+    except papermill.PapermillExecutionError as error:
+        running.replace(failed)
+        return Failure(error.exec_count, error.ename, error.evalue)
+    except (DeadKernelError, RuntimeError) as error:
+        running.replace(failed)
+        return Failure(None, type(error).__name__, str(error) or "the kernel died")
+    running.replace(output)
+    failed.unlink(missing_ok=True)
+    return None
+
+
+def code_key(path: Path) -> str:
+    """SHA-256 of a notebook's code cells and of every module of `lib` that they import, directly or not."""
+    digest = hashlib.sha256()
+    modules: set[Path] = set()
+    for cell in _cells(path):
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            digest.update(source.encode() + b"\0")
+            modules |= _imports(source)
+    for module in sorted(_closure(modules)):
+        digest.update(module.relative_to(paths.PROJECT).as_posix().encode() + b"\0" + module.read_bytes())
+    return digest.hexdigest()
+
+
+def _cells(path: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError) as error:
+        raise WorkbookError(f"{path}: not a readable notebook ({error})") from None
+
+
+def _closure(modules: set[Path]) -> set[Path]:
+    reached: set[Path] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            waiting += _module_imports(module)
+    return reached
+
+
+@cache
+def _module_imports(module: Path) -> frozenset[Path]:
+    return frozenset(_imports(module.read_text(encoding="utf-8")))
+
+
+def _imports(source: str) -> set[Path]:
+    """Files of the `lib` modules that a piece of source imports."""
+    found = set()
+    lines = "\n".join(line for line in source.split("\n") if not line.lstrip().startswith(("%", "!")))
+    for node in ast.walk(ast.parse(lines)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lib":
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "lib"}
+    files = set()
+    for name in found:
+        base = paths.PROJECT.joinpath(*name.split("."))
+        files |= {f for f in (base.with_suffix(".py"), base / "__init__.py") if f.exists()}
+    return files
+
+
+def refresh(path: Path) -> None:
+    """Run a notebook of the repository with its defaults and keep its outputs, free of times, paths and progress bars."""
+    copy = path.with_name(f".{path.name}.fresh.ipynb")
+    try:
+        failure = run(path, copy, {})
+        if failure:
+            raise WorkbookError(f"{path}: {failure}")
+        notebook = json.loads(copy.read_text(encoding="utf-8"))
+    finally:
+        for left in (copy, copy.with_suffix(".failed.ipynb")):
+            left.unlink(missing_ok=True)
+    notebook["metadata"] = {"kernelspec": notebook["metadata"]["kernelspec"], "language_info": {"name": "python"}}
+    for cell in notebook["cells"]:
+        tags = cell["metadata"].get("tags")
+        cell["metadata"] = {"tags": tags} if tags else {}
+        if cell["cell_type"] == "code":
+            cell["outputs"] = [output for output in cell["outputs"] if _worth_keeping(output)]
+    paths.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+def _worth_keeping(output: dict[str, Any]) -> bool:
+    widget = any("widget" in kind for kind in output.get("data", {}))
+    return not widget and output.get("name") != "stderr"
+
+
+if __name__ == "__main__":
+    for notebook_path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb")):
+        refresh(notebook_path)
+        print(notebook_path.name)

@@ -1,0 +1,99 @@
+"""Where things lie, and how they are written: every write is atomic."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = PROJECT / "notebooks"
+PARAMS = PROJECT / "params"
+SAMPLE = PROJECT / "lib" / "sample"
+
+# Characters that are legal inside a JSON string but that many tools take for line ends.
+_LINE_LIKE = {"\u2028": "\\u2028", "\u2029": "\\u2029", "\u0085": "\\u0085"}
+
+
+def cache_folder() -> Path:
+    """Folder of what is computed once for all sweeps: `$WORKBOOK_CACHE` or `outputs/cache`."""
+    return Path(os.environ.get("WORKBOOK_CACHE") or PROJECT / "outputs" / "cache")
+
+
+def resolve(path: str | Path) -> Path:
+    """An absolute path; a relative one is taken from the project's folder.
+
+    Notebooks use it for their parameters, since nbval and papermill start kernels in different
+    working directories.
+    """
+    return (PROJECT / Path(path).expanduser()).resolve()
+
+
+@contextmanager
+def atomic(path: Path, mode: str = "w"):
+    """An open file that becomes `path` when the block ends without an error, and nothing otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoding = None if "b" in mode else "utf-8"
+    newline = None if "b" in mode else "\n"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, mode, encoding=encoding, newline=newline) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write `text` to `path` atomically; returns the path."""
+    with atomic(path) as file:
+        file.write(text)
+    return path
+
+
+def to_json(value: Any) -> str:
+    """`value` as one line of strict JSON: UTF-8 kept, floats rounded to 6 decimals, NaN refused."""
+    line = json.dumps(_rounded(value), ensure_ascii=False, allow_nan=False)
+    for char, escape in _LINE_LIKE.items():
+        line = line.replace(char, escape)
+    return line
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> int:
+    """Write `records` one a line, streaming and atomically; returns how many were written."""
+    count = 0
+    with atomic(path) as file:
+        for record in records:
+            file.write(to_json(record) + "\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: Path) -> Iterable[Any]:
+    """The records of a JSON Lines file of the workbook's own, one at a time."""
+    with open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 6) + 0.0  # + 0.0 turns -0.0 into 0.0
+    return value

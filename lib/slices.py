@@ -1,0 +1,405 @@
+"""Records -> a slice: queries joined with their candidate documents, and a report of what is there.
+
+`prepare` streams any accepted source once and writes a slice folder; `Slice` reads that folder one
+query at a time, so that nothing but ids and query texts is ever held for the whole slice.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lib import paths, readers
+from lib.errors import WorkbookError
+from lib.readers import Record
+
+EXTRAS = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers.jsonl", "metadata.json")
+TEXT_SOURCES = ("fullText", "abstract", "title", "none")
+# Dates that cataloguing systems fill in where they know none.
+_PLACEHOLDERS = ("1900-01-01", "1970-01-01", "0001-01-01", "9999-12-31")
+
+
+class Query(NamedTuple):
+    """One query: its id, its text, and its candidate document ids in the organiser's order."""
+
+    query_id: str
+    text: str
+    doc_ids: tuple[str, ...]
+
+
+class Document(NamedTuple):
+    """One candidate document.
+
+    `text` is the one text that is used, taken from `text_source` (`fullText`, `abstract`, `title`
+    or `none`); every offset in the workbook counts characters of it. `date` is `YYYY`, `YYYY-MM`,
+    `YYYY-MM-DD`, or None where it is unknown.
+    """
+
+    doc_id: str
+    title: str
+    text: str
+    text_source: str
+    date: str | None
+
+    @property
+    def year(self) -> int | None:
+        return int(self.date[:4]) if self.date else None
+
+
+@dataclass
+class Report:
+    """What `prepare` found: counts, and one line a problem. Nothing is dropped without a line here."""
+
+    source: str
+    queries: int = 0
+    instances: int = 0
+    documents: int = 0
+    text_sources: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+class Source(NamedTuple):
+    """Where a slice comes from: streams of records, the folder with gold data if any, and a name."""
+
+    name: str
+    queries: Iterable[Record]
+    documents: Iterable[Record] | None
+    candidates: Iterable[Record] | None
+    folder: Path | None
+
+
+class Slice:
+    """A prepared slice folder, read one query at a time."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        if not (folder / "slice.json").exists():
+            raise WorkbookError(f"{folder}: not a prepared slice (no slice.json); run notebook 01 or 'workbook sweep'")
+
+    @cached_property
+    def queries(self) -> list[Query]:
+        rows = paths.read_jsonl(self.folder / "queries.jsonl")
+        return [Query(row["query_id"], row["query"], tuple(row["doc_ids"])) for row in rows]
+
+    @cached_property
+    def _index(self) -> dict[str, list[int]]:
+        return json.loads((self.folder / "documents.index.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def citation_degrees(self) -> dict[str, int]:
+        """Degree of every document of the citation network, empty without one (METHOD, section 3)."""
+        return json.loads((self.folder / "citation_degrees.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def report(self) -> Report:
+        return Report(**json.loads((self.folder / "slice.json").read_text(encoding="utf-8")))
+
+    def query(self, query_id: str) -> Query:
+        found = [query for query in self.queries if query.query_id == query_id]
+        if not found:
+            raise WorkbookError(f"{self.folder}: no query '{query_id}'")
+        return found[0]
+
+    def documents(self, query: Query) -> list[Document]:
+        """The query's documents in candidate order; those that are absent from the source are left out."""
+        return [self.document(doc_id) for doc_id in query.doc_ids if doc_id in self._index]
+
+    def document(self, doc_id: str) -> Document:
+        offset, length = self._index[doc_id]
+        with open(self.folder / "documents.jsonl", "rb") as file:
+            file.seek(offset)
+            return Document(**json.loads(file.read(length)))
+
+    def all_documents(self) -> Iterator[Document]:
+        """Every distinct document once, streaming, in order of first need."""
+        return (Document(**row) for row in paths.read_jsonl(self.folder / "documents.jsonl"))
+
+    def gold_answers(self) -> dict[str, str]:
+        """query_id -> gold answer; empty where the slice has none."""
+        path = self.folder / "gold_answers.jsonl"
+        rows = paths.read_jsonl(path) if path.exists() else ()
+        return {str(row["query_id"]): row["answer"] for row in rows}
+
+    def qrels(self) -> dict[str, set[str]]:
+        """query_id -> ids of its relevant documents, for the judged queries only."""
+        path = self.folder / "qrels.txt"
+        return read_qrels(path) if path.exists() else {}
+
+
+def read_qrels(path: Path) -> dict[str, set[str]]:
+    """query_id -> relevant doc_ids (relevance > 0) from a TREC qrels file of four columns."""
+    relevant: dict[str, set[str]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        cells = line.split()
+        if len(cells) != 4 or not re.fullmatch(r"-?\d+", cells[3]):
+            raise WorkbookError(f"{path}:{number}: expected 'query_id 0 doc_id relevance'")
+        judged = relevant.setdefault(cells[0], set())
+        if int(cells[3]) > 0:
+            judged.add(cells[2])
+    return relevant
+
+
+def open_source(spec: str) -> tuple[Source, list[str]]:
+    """A source by `sample`, a folder's path, or an `ir_datasets_longeval` id; and a list that fills with problems."""
+    problems: list[str] = []
+    if spec == "sample":
+        return _folder_source(paths.SAMPLE, "sample", problems.append), problems
+    if Path(spec).exists() or not re.match(r"longeval-[a-z0-9-]+/", spec):
+        return _folder_source(Path(spec), Path(spec).resolve().name, problems.append), problems
+    return _irds_source(spec), problems
+
+
+def _folder_source(folder: Path, name: str, report: readers.Problems) -> Source:
+    if not folder.is_dir():
+        raise WorkbookError(
+            f"{folder}: no such slice folder; give a folder with queries and documents ({readers.ACCEPTED}), "
+            "'sample', or an id such as longeval-sci-2026/clef-2026/rag"
+        )
+    parts = {stem: readers.find(folder, stem) for stem in ("queries", "documents", "candidates")}
+    if parts["queries"] is None:
+        raise WorkbookError(f"{folder}: no 'queries' file; give {readers.ACCEPTED}")
+    streams = {k: None if p is None else readers.read_records(p, report) for k, p in parts.items()}
+    return Source(name, streams["queries"], streams["documents"], streams["candidates"], folder)
+
+
+def _irds_source(dataset_id: str) -> Source:
+    try:
+        import ir_datasets_longeval
+
+        dataset = ir_datasets_longeval.load(dataset_id)
+    except ImportError:
+        raise WorkbookError(f"{dataset_id}: needs the package ir_datasets_longeval; pip install it") from None
+    except Exception as error:  # ir_datasets raises many kinds of error when a download fails
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise WorkbookError(f"{dataset_id}: cannot be loaded through ir_datasets_longeval ({reason})") from None
+    return irds_records(dataset, dataset_id)
+
+
+def irds_records(dataset: Any, name: str) -> Source:
+    """A source from a loaded ir_datasets dataset whose queries carry `doc_ids`. Its documents have no full text."""
+    queries = (Record(q._asdict(), f"{name}:query {i}") for i, q in enumerate(dataset.queries_iter(), 1))
+    documents = (Record(d._asdict(), f"{name}:document {i}") for i, d in enumerate(dataset.docs_iter(), 1))
+    return Source(name, queries, documents, None, None)
+
+
+def prepare(spec: str, folder: Path, strict: bool = False, documents: bool = True) -> Report:
+    """Stream the source `spec` into the slice folder `folder`; `slice.json`, written last, marks success.
+
+    Queries are read first, then every document file once, keeping only what some query wants.
+    With `strict`, any problem is an error; with `documents=False` a source may lack them, as scoring
+    and validation allow. Raises WorkbookError on input that cannot be used.
+    """
+    source, problems = open_source(spec)
+    report = Report(source.name, problems=problems)
+    queries = read_queries(source, report.problems.append)
+    wanted = dict.fromkeys(doc_id for query in queries for doc_id in query.doc_ids)
+    if source.documents is None and documents:
+        raise WorkbookError(f"{source.folder}: no 'documents' folder or file; give {readers.ACCEPTED}")
+    kept = _collect(source.documents or (), wanted, folder, report.problems.append)
+    if source.documents is not None:
+        _check_candidates(queries, kept, report.problems.append)
+    if strict and report.problems:
+        raise WorkbookError(report.problems[0])
+    _write(source, queries, kept, folder, report)
+    return report
+
+
+@contextmanager
+def opened(spec: str) -> Iterator[Slice]:
+    """The slice behind `spec`: a prepared folder as it is, anything else prepared in a temporary one."""
+    if (Path(spec) / "slice.json").exists():
+        yield Slice(Path(spec))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        prepare(spec, Path(name), documents=False)
+        yield Slice(Path(name))
+
+
+def check(spec: str) -> None:
+    """Raise WorkbookError if the source cannot be opened or its queries cannot be read; documents are not looked at."""
+    source, problems = open_source(spec)
+    read_queries(source, problems.append)
+    if source.documents is None:
+        raise WorkbookError(f"{source.folder}: no 'documents' folder or file; give {readers.ACCEPTED}")
+
+
+def source_files(spec: str) -> list[Path]:
+    """The files that a source is read from, sorted; none for an ir_datasets id."""
+    folder = paths.SAMPLE if spec == "sample" else Path(spec)
+    if not folder.is_dir():
+        return []
+    parts = [readers.find(folder, stem) for stem in ("queries", "documents", "candidates", "citations")]
+    files = [file for part in parts if part for file in readers.files_of(part)]
+    return sorted(files + [folder / name for name in EXTRAS if (folder / name).exists()])
+
+
+def read_queries(source: Source, report: readers.Problems) -> list[Query]:
+    """The queries of a source with their candidates joined, in file order. Raises WorkbookError on two of one id."""
+    listed = _candidate_lists(source.candidates)
+    queries: dict[str, Query] = {}
+    places: dict[str, str] = {}
+    for fields, place in source.queries:
+        query_id = readers.as_id(readers.pick(fields, readers.QUERY_ID), place)
+        if query_id is None:
+            report(f"{place}: query without an id left out; name it with one of {', '.join(readers.QUERY_ID)}")
+            continue
+        text = readers.pick(fields, readers.QUERY_TEXT)
+        own = readers.as_ids(readers.pick(fields, readers.CANDIDATES), place)
+        query = Query(query_id, text if isinstance(text, str) else "", _unique(listed.get(query_id, own), place, report))
+        if query_id in queries and queries[query_id] != query:
+            raise WorkbookError(f"{place}: query '{query_id}' differs from the one at {places[query_id]}; keep one")
+        if query_id in queries:
+            report(f"{place}: query '{query_id}' repeats {places[query_id]}; kept once")
+        if not has_text(query.text):
+            report(f"{place}: query '{query_id}' has no text; its answer will be empty")
+        if not query.doc_ids:
+            report(f"{place}: query '{query_id}' has no candidates; its answer will be empty")
+        queries[query_id], places[query_id] = query, place
+    if not queries:
+        raise WorkbookError(f"{source.folder or source.name}: no queries found")
+    return list(queries.values())
+
+
+def _candidate_lists(records: Iterable[Record] | None) -> dict[str, list[str]]:
+    """Candidates from a second file: one row a query with a list, or one row a (query, document) pair."""
+    lists: dict[str, list[str]] = {}
+    for fields, place in records or ():
+        query_id = readers.as_id(readers.pick(fields, readers.QUERY_ID), place)
+        ids = readers.pick(fields, readers.CANDIDATES)
+        doc_id = readers.as_id(readers.pick(fields, readers.DOC_ID[:2] + readers.DOC_ID[3:]), place)
+        if query_id is None or (ids is None and doc_id is None):
+            raise WorkbookError(f"{place}: a candidates row needs a query id and a list of documents or a document id")
+        lists.setdefault(query_id, []).extend(readers.as_ids(ids, place) if ids is not None else [doc_id])
+    return lists
+
+
+def _unique(doc_ids: list[str], place: str, report: readers.Problems) -> tuple[str, ...]:
+    twice = [doc_id for doc_id, count in Counter(doc_ids).items() if count > 1]
+    for doc_id in twice:
+        report(f"{place}: candidate '{doc_id}' is listed more than once; kept once")
+    return tuple(dict.fromkeys(doc_ids))
+
+
+def _collect(records: Iterable[Record], wanted: dict[str, None], folder: Path, report: readers.Problems) -> dict:
+    """Stream the documents to a side file; returns doc_id -> (line as JSON offset, length, text source)."""
+    kept: dict[str, tuple[int, int, str]] = {}
+    seen: dict[str, tuple[bytes, str]] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".documents.tmp", "wb") as side:
+        for fields, place in records:
+            doc_id = readers.as_id(readers.pick(fields, readers.DOC_ID), place)
+            if doc_id is None:
+                report(f"{place}: document without an id left out; name it with one of {', '.join(readers.DOC_ID)}")
+            if doc_id not in wanted:
+                continue
+            document = make_document(doc_id, fields)
+            line = paths.to_json(document._asdict()).encode() + b"\n"
+            digest = hashlib.sha256(line).digest()
+            if doc_id in seen:
+                if seen[doc_id][0] != digest:
+                    raise WorkbookError(f"{place}: document '{doc_id}' differs from the one at {seen[doc_id][1]}; keep one")
+                report(f"{place}: document '{doc_id}' repeats {seen[doc_id][1]}; kept once")
+                continue
+            if document.text_source == "none":
+                report(f"{place}: document '{doc_id}' has no text; it will not be retrieved")
+            seen[doc_id] = digest, place
+            kept[doc_id] = side.tell(), len(line), document.text_source
+            side.write(line)
+    return kept
+
+
+def make_document(doc_id: str, fields: dict[str, Any]) -> Document:
+    """A document from a record: text priority full text, abstract, title (paper, section 2.3); offsets stay true."""
+    texts = (readers.pick(fields, readers.FULL_TEXT), fields.get("abstract"), fields.get("title"))
+    title = fields.get("title") if isinstance(fields.get("title"), str) else ""
+    for source, text in zip(TEXT_SOURCES, texts, strict=False):
+        if isinstance(text, str) and has_text(text):
+            # Lone surrogates cannot be written as UTF-8; one replacement character keeps the offsets.
+            return Document(doc_id, _encodable(title), _encodable(text), source, parse_date(fields))
+    return Document(doc_id, _encodable(title), "", "none", parse_date(fields))
+
+
+def has_text(text: str) -> bool:
+    """Whether any character can be seen: not white space, a control, or an invisible format character."""
+    return any(not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf", "Cn", "Co", "Cs") for c in text)
+
+
+def parse_date(fields: dict[str, Any]) -> str | None:
+    """The first known date among the accepted names, as YYYY[-MM[-DD]]; placeholders count as unknown."""
+    for name in readers.DATE:
+        match = re.match(r"\s*(\d{4})(?:-(\d\d)(?:-(\d\d))?)?(?!\d)", str(fields.get(name) or ""))
+        if match:
+            date = "-".join(part for part in match.groups() if part)
+            if date not in _PLACEHOLDERS and 1500 <= int(date[:4]) <= 2100:
+                return date
+    return None
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _check_candidates(queries: list[Query], kept: dict, report: readers.Problems) -> None:
+    for query in queries:
+        missing = [doc_id for doc_id in query.doc_ids if doc_id not in kept]
+        if missing and len(missing) == len(query.doc_ids):
+            raise WorkbookError(
+                f"query '{query.query_id}': none of its {len(missing)} candidates is among the documents; "
+                "the ids and the snapshot do not match"
+            )
+        for doc_id in missing:
+            report(f"query '{query.query_id}': candidate '{doc_id}' is not among the documents")
+
+
+def citation_degrees(path: Path, report: readers.Problems) -> dict[str, int]:
+    """Degree of each document: distinct edges in which it cites or is cited; self-citations are ignored."""
+    edges: dict[tuple[str, str], None] = {}
+    for fields, place in readers.read_records(path, report):
+        ends = [readers.as_id(fields.get(name), place) for name in ("citing_doc_id", "cited_doc_id")]
+        if None in ends:
+            report(f"{place}: citation with a blank id left out; the columns are citing_doc_id,cited_doc_id")
+        elif ends[0] != ends[1]:
+            edges[ends[0], ends[1]] = None
+    return dict(sorted(Counter(doc_id for edge in edges for doc_id in edge).items()))
+
+
+def _write(source: Source, queries: list[Query], kept: dict, folder: Path, report: Report) -> None:
+    (folder / "slice.json").unlink(missing_ok=True)
+    network = readers.find(source.folder, "citations") if source.folder else None
+    degrees = citation_degrees(network, report.problems.append) if network else {}
+    order = [doc_id for doc_id in dict.fromkeys(d for q in queries for d in q.doc_ids) if doc_id in kept]
+    _write_documents(folder, order, kept)
+    rows = ({"query_id": q.query_id, "query": _encodable(q.text), "doc_ids": list(q.doc_ids)} for q in queries)
+    paths.write_jsonl(folder / "queries.jsonl", rows)
+    paths.write_text(folder / "citation_degrees.json", json.dumps(degrees) + "\n")
+    for name in EXTRAS if source.folder else ():
+        (folder / name).unlink(missing_ok=True)
+        if (source.folder / name).exists():
+            shutil.copyfile(source.folder / name, folder / name)
+    uses = Counter(kept[d][2] for q in queries for d in q.doc_ids if d in kept)
+    report.text_sources = {name: uses[name] for name in TEXT_SOURCES}
+    report.queries, report.documents = len(queries), len(order)
+    report.instances = sum(len(q.doc_ids) for q in queries)
+    paths.write_text(folder / "slice.json", paths.to_json(report.__dict__) + "\n")
+
+
+def _write_documents(folder: Path, order: list[str], kept: dict) -> None:
+    index = {}
+    with open(folder / ".documents.tmp", "rb") as side, paths.atomic(folder / "documents.jsonl", "wb") as out:
+        for doc_id in order:
+            side.seek(kept[doc_id][0])
+            index[doc_id] = [out.tell(), kept[doc_id][1]]
+            out.write(side.read(kept[doc_id][1]))
+    (folder / ".documents.tmp").unlink()
+    paths.write_text(folder / "documents.index.json", json.dumps(index) + "\n")

@@ -1,0 +1,175 @@
+"""The steps of a run, each from files to files; notebooks call them and look at what they wrote.
+
+A step that needs the one before runs it if its files are not there, so that every notebook works by
+itself. A sweep folder holds `slice/`, `chunks/<chunker>/` and `runs/<variant>/`.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm.auto import tqdm
+
+from lib import chunking, generation, paths, trec
+from lib.encoders import Encoder, VectorCache, reranker
+from lib.errors import WorkbookError
+from lib.evidence import Evidence, EvidenceSet, Models, collect
+from lib.retrieval import Pool
+from lib.slices import Document, Query, Slice, prepare
+from lib.text import one_line, sentences
+from lib.variants import Profile, Variant, load_variant
+
+
+def need_slice(sweep: Path, spec: str = "sample") -> Slice:
+    """The sweep's slice, prepared from `spec` first if it is not there."""
+    if not (sweep / "slice" / "slice.json").exists():
+        prepare(spec, sweep / "slice")
+    return Slice(sweep / "slice")
+
+
+def models_of(profile: Profile, cache: VectorCache | None = None) -> Models:
+    """The models of a profile behind the on-disk cache; nothing is loaded before it is needed."""
+    return Models(Encoder(profile.encoder, cache), reranker(profile.sentence_reranker, cache))
+
+
+def texts_to_encode(slice_: Slice, variants: Iterable[Variant]) -> list[str]:
+    """Every text that some variant needs a vector of: nothing, or all sentences and queries of the slice, each once."""
+    if not any(chunking.needs_vectors(v) or v.sentence_rerank for v in variants):
+        return []
+    texts = dict.fromkeys(query.text for query in slice_.queries)
+    for document in slice_.all_documents():
+        texts |= dict.fromkeys(document.text[a:b] for a, b in sentences(document.text))
+    return list(texts)
+
+
+def chunk_slice(
+    sweep: Path, slice_: Slice, variants: Iterable[Variant], encoder: Encoder, progress: bool = False
+) -> dict[str, Path]:
+    """Write the chunks of every distinct chunker over the whole slice; returns chunker -> `chunks/<chunker>`.
+
+    Each document is split and its vectors are fetched once. `chunks.json`, written last, says which
+    documents and which encoder the chunks were made from, and how long they are.
+    """
+    chunkers = {chunking.chunker_id(variant): variant for variant in variants}
+    folders = {name: sweep / "chunks" / name for name in chunkers}
+    lengths: dict[str, list[int]] = {name: [] for name in chunkers}
+    with ExitStack() as stack:
+        files = {n: stack.enter_context(paths.atomic(folder / "passages.jsonl")) for n, folder in folders.items()}
+        documents = tqdm(slice_.all_documents(), "chunking", slice_.report.documents, disable=not progress, leave=False)
+        for document in documents:
+            for name, passages in chunking.chunk(document, chunkers, encoder).items():
+                files[name].write(chunking.passages_line(document.doc_id, passages))
+                lengths[name] += [len(p.text(document).split()) for p in passages]
+    for name, variant in chunkers.items():
+        about = {"chunker": name, **_origin(slice_, variant, encoder), **chunking.length_statistics(lengths[name])}
+        paths.write_text(folders[name] / "chunks.json", paths.to_json(about) + "\n")
+    return folders
+
+
+def need_chunks(sweep: Path, slice_: Slice, variant: Variant, encoder: Encoder) -> chunking.PassageFile:
+    """A variant's chunks, made first if they are not there or were made from other documents or another encoder."""
+    folder = sweep / "chunks" / chunking.chunker_id(variant)
+    about = folder / "chunks.json"
+    origin = _origin(slice_, variant, encoder)
+    if not about.exists() or not origin.items() <= yaml.safe_load(about.read_text(encoding="utf-8")).items():
+        chunk_slice(sweep, slice_, [variant], encoder)
+    return chunking.PassageFile(folder / "passages.jsonl")
+
+
+def _origin(slice_: Slice, variant: Variant, encoder: Encoder) -> dict[str, Any]:
+    label = encoder.label if chunking.needs_vectors(variant) else None
+    return {"documents_sha256": paths.sha256(slice_.folder / "documents.jsonl"), "encoder": label}
+
+
+def pool_of(sweep: Path, slice_: Slice, query: Query, variant: Variant, models: Models, chunks=None) -> Pool:
+    """A query's documents and passages under a variant's chunker."""
+    documents = slice_.documents(query)
+    passages = []
+    if variant.reads_text:
+        chunks = chunks or need_chunks(sweep, slice_, variant, models.encoder)
+        passages = [p for document in documents for p in chunks.passages(document.doc_id)]
+    return Pool.of(query, documents, passages)
+
+
+def collect_one(sweep: Path, slice_: Slice, query: Query, variant: Variant, models: Models, chunks=None) -> EvidenceSet:
+    """The evidence of one query, from its own documents alone."""
+    pool = pool_of(sweep, slice_, query, variant, models, chunks)
+    return collect(pool, slice_.citation_degrees, variant, models)
+
+
+def retrieve(sweep: Path, slice_: Slice, variant: Variant, models: Models) -> Path:
+    """Write `runs/<variant>/evidence.jsonl`, one line a query in the slice's order; returns the run's folder."""
+    run = sweep / "runs" / variant.name
+    chunks = need_chunks(sweep, slice_, variant, models.encoder) if variant.reads_text else None
+    queries = tqdm(slice_.queries, desc="retrieval", unit=" queries", leave=False)
+    lines = (collect_one(sweep, slice_, query, variant, models, chunks).record() for query in queries)
+    paths.write_jsonl(run / "evidence.jsonl", lines)
+    return run
+
+
+def need_evidence(sweep: Path, slice_: Slice, variant: Variant, models: Models) -> Path:
+    """The run folder of a variant with its evidence, collected first if it is not there."""
+    run = sweep / "runs" / variant.name
+    return run if (run / "evidence.jsonl").exists() else retrieve(sweep, slice_, variant, models)
+
+
+def read_evidence(run: Path) -> Iterator[EvidenceSet]:
+    """The evidence sets of a run, one query at a time; the selected passages are left out."""
+    for row in paths.read_jsonl(run / "evidence.jsonl"):
+        items = [Evidence(**{**item, "citations": tuple(item["citations"])}) for item in row["evidence"]]
+        yield EvidenceSet(row["query_id"], row["status"], row["references"], [], items, row["sentence_reranker"])
+
+
+def generate(sweep: Path, slice_: Slice, variant: Variant, profile: Profile, run: Path) -> list[dict[str, Any]]:
+    """Write a run's `responses.jsonl`, `provenance.jsonl` and `ir-metadata.yml`; returns the responses."""
+    submission = trec.load_submission()
+    models = model_names(variant, profile)
+    responses, sources = [], []
+    for query, collected in zip(slice_.queries, read_evidence(run), strict=True):
+        answer = answer_one(slice_, query, collected, variant)
+        status = "ok" if answer else collected.status.replace("ok", "no-evidence")
+        responses.append(trec.record(query, collected.references, answer, submission["team"], variant.name))
+        sources.append(trec.provenance(collected, answer, status, models))
+    paths.write_jsonl(run / "responses.jsonl", responses)
+    paths.write_jsonl(run / "provenance.jsonl", sources)
+    about = trec.ir_metadata(variant, profile, models, submission)
+    paths.write_text(run / "ir-metadata.yml", yaml.safe_dump(about, sort_keys=False, allow_unicode=True))
+    return responses
+
+
+def answer_one(slice_: Slice, query: Query, collected: EvidenceSet, variant: Variant) -> list[generation.Sentence]:
+    """The answer sentences of one query under a variant's generator."""
+    documents = slice_.documents(query)
+    if not variant.reads_text:
+        return generation.titles(query, documents, variant)
+    return generation.extractive(query, collected.evidence, {d.doc_id: d for d in documents}, variant)
+
+
+def model_names(variant: Variant, profile: Profile) -> dict[str, str]:
+    """The names of the models behind a run, `none` where it uses none."""
+    chunker = profile.encoder.label if chunking.needs_vectors(variant) else "none"
+    late = reranker(profile.sentence_reranker).label if variant.sentence_rerank else "none"
+    generator = profile.generator if variant.reads_text else "titles"
+    return {"chunking_encoder": chunker, "sentence_reranker": late, "generator": generator}
+
+
+def check_run(run: Path, slice_: Slice) -> list[str]:
+    """The faults of a run against the slice, none if it is valid (see `lib.trec.validate`)."""
+    documents = {document.doc_id: document for document in slice_.all_documents()}
+    return list(trec.validate(run / "responses.jsonl", slice_.queries, documents))
+
+
+def in_context(document: Document, start: int, end: int, around: int = 60) -> str:
+    """Characters `start` to `end` of a document between brackets, with the characters around them, on one line."""
+    before, after = document.text[max(0, start - around) : start], document.text[end : end + around]
+    return one_line(f"…{before}⟦{document.text[start:end]}⟧{after}…")
+
+
+def variants_in(folder: Path) -> list[Variant]:
+    """The variants whose YAML files lie in `folder`, by file name."""
+    files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise WorkbookError(f"{folder}: no variant (*.yaml) in this folder")
+    return [load_variant(path) for path in files]

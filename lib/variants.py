@@ -1,0 +1,260 @@
+"""Systems as data: a `Variant` is everything that distinguishes two systems (METHOD, sections 1-6).
+
+One YAML file a system lies in `params/variants/`, one a profile (which models and services stand
+behind the pipeline) in `params/profiles/`. An ablation is `dataclasses.replace`.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from lib import paths
+from lib.errors import WorkbookError
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One system. Defaults are the paper's `caes-rag-rrf`; its Table 3 gives the constants.
+
+    Word counts are white-space separated words; thresholds are cosines or 1 - cosine.
+    """
+
+    name: str
+    description: str = ""
+    # passages
+    chunker: Literal["rule", "semantic", "topic-shift"] = "rule"
+    passage_max_words: int = 140
+    passage_stride_sentences: int = 1
+    threshold_mode: Literal["absolute", "percentile"] = "absolute"
+    semantic_merge_threshold: float = 0.72
+    topic_shift_boundary_threshold: float = 0.18
+    semantic_merge_percentile: float = 25.0
+    topic_shift_boundary_percentile: float = 75.0
+    # ranked lists and their fusion
+    retrieval: Literal["none", "bm25", "multi-query"] = "multi-query"
+    bm25_k1: float = 1.5
+    bm25_b: float = 0.75
+    query_expansion: bool = True
+    max_query_keywords: int = 12
+    query_variant_limit: int = 5
+    prf: bool = True
+    prf_top_passages: int = 4
+    prf_terms: int = 6
+    dense: bool = False
+    rrf_k: int = 60
+    # reranking and selection
+    rerank: bool = True
+    preselect_k: int = 24
+    citation_graph_boost: float = 0.05
+    citation_prior_normalization: Literal["max", "sum"] = "max"
+    temporal_boost: float = 0.10
+    top_k_passages: int = 20
+    per_doc_limit: int | None = None
+    near_duplicate_jaccard: float = 0.9
+    temporal_coverage: bool = True
+    # sentence evidence
+    candidate_sentences_per_passage: int = 5
+    max_selected_answer_candidates: int = 10
+    evidence_scoring: Literal["overlap", "position"] = "overlap"
+    sentence_rerank: bool = False
+    # answers
+    generator: Literal["profile", "titles"] = "profile"
+    max_answer_sentences: int = 5
+    max_answer_words: int = 60
+
+    def __post_init__(self):
+        for field in _POSITIVE:
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
+        if not 0 <= self.passage_stride_sentences < self.passage_max_words:
+            raise ValueError("passage_stride_sentences must be at least 0 and smaller than passage_max_words")
+        if self.per_doc_limit is not None and self.per_doc_limit < 1:
+            raise ValueError("per_doc_limit must be at least 1, or null for no limit")
+        if not 0 <= self.bm25_b <= 1 or self.bm25_k1 < 0:
+            raise ValueError("bm25_b must lie in [0, 1] and bm25_k1 must not be negative")
+        for field in ("semantic_merge_percentile", "topic_shift_boundary_percentile"):
+            if not 0 <= getattr(self, field) <= 100:
+                raise ValueError(f"{field} must lie in [0, 100]")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the system reads its documents at all; the naive baseline only lists their titles."""
+        return self.generator != "titles"
+
+
+_POSITIVE = (
+    "passage_max_words",
+    "max_query_keywords",
+    "query_variant_limit",
+    "prf_top_passages",
+    "prf_terms",
+    "rrf_k",
+    "preselect_k",
+    "top_k_passages",
+    "candidate_sentences_per_passage",
+    "max_selected_answer_candidates",
+    "max_answer_sentences",
+    "max_answer_words",
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model and where it comes from.
+
+    `package` names an installed Python package that carries the weights; without it the model is
+    taken by name from the local model cache or hub, or from a folder. `sha256` is the hash that its
+    `model.safetensors` must have, where it is known. `kind` is `bi-encoder` (score = cosine of two
+    sentence vectors) or `cross-encoder` (score = raw logit of the pair, identity activation).
+    """
+
+    name: str
+    kind: Literal["bi-encoder", "cross-encoder"] = "bi-encoder"
+    package: str | None = None
+    sha256: str | None = None
+    max_tokens: int = 256
+
+    @property
+    def label(self) -> str:
+        """The name that stands beside every figure: `all-MiniLM-L6-v2`, or `cosine:…` for a stand-in reranker."""
+        return self.name.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which models and services stand behind the pipeline. The same code runs under every profile."""
+
+    name: str
+    encoder: ModelSpec
+    sentence_reranker: ModelSpec
+    generator: Literal["extractive"] = "extractive"
+
+
+def stages(variant: Variant) -> dict[str, Variant]:
+    """The staged comparison of the paper's section 4, up to and including `variant`: label -> system.
+
+    From BM25 on the original query, one part of the variant is switched on at a time.
+    """
+    if variant.retrieval == "none":
+        return {variant.name: variant}
+    off = {"query_expansion": False, "prf": False, "rerank": False, "sentence_rerank": False, "dense": False}
+    current = dataclasses.replace(variant, retrieval="bm25", **off)
+    found = {"BM25": current}
+    labels = {"query_expansion": "+ query variants", "prf": "+ feedback", "dense": "+ dense list", "rerank": "+ reranking"}
+    for part, label in {**labels, "sentence_rerank": "+ sentence reranking"}.items():
+        if getattr(variant, part):
+            current = dataclasses.replace(current, **{"retrieval": variant.retrieval, part: True})
+            found[label] = current
+    return found
+
+
+def load_variant(path: Path, overrides: dict[str, str] | None = None) -> Variant:
+    """The variant in a YAML file, with `key=value` overrides. Raises WorkbookError naming file and parameter."""
+    values = _read_yaml(path)
+    where = dict.fromkeys(values, str(path))
+    for key, text in (overrides or {}).items():
+        values[key] = yaml.safe_load(text)
+        where[key] = f"--set {key}={text}"
+    return build(Variant, values, where, str(path))
+
+
+def load_variants(names: list[str], overrides: dict[str, str] | None = None) -> list[Variant]:
+    """Variants by name (`all`, a name in `params/variants/`, or a path to a YAML file), in the given order."""
+    folder = paths.PARAMS / "variants"
+    known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    files = []
+    for name in names:
+        if name == "all":
+            files += known.values()
+        elif name in known:
+            files.append(known[name])
+        elif name.endswith((".yaml", ".yml")):
+            files.append(Path(name))
+        else:
+            raise WorkbookError(f"--variants: no system '{name}' in {folder}{_nearest(name, known)}")
+    variants = [load_variant(path, overrides) for path in dict.fromkeys(files)]
+    twice = [v.name for i, v in enumerate(variants) if v.name in {w.name for w in variants[:i]}]
+    if twice:
+        raise WorkbookError(f"--variants: two systems are called '{twice[0]}'; give each file its own name")
+    return variants
+
+
+def load_profile(name: str) -> Profile:
+    """The profile called `name` in `params/profiles/`, or in the YAML file `name`."""
+    folder = paths.PARAMS / "profiles"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.exists():
+        known = [p.stem for p in sorted(folder.glob("*.yaml"))]
+        raise WorkbookError(f"--profile: no profile '{name}' in {folder}{_nearest(name, known)}")
+    values = _read_yaml(path)
+    for key in ("encoder", "sentence_reranker"):
+        if isinstance(values.get(key), dict):
+            where = dict.fromkeys(values[key], f"{path}: {key}")
+            values[key] = build(ModelSpec, values[key], where, f"{path}: {key}")
+    return build(Profile, values, dict.fromkeys(values, str(path)), str(path))
+
+
+def build(cls: type, values: dict[str, Any], where: dict[str, str], source: str):
+    """An instance of a frozen dataclass from parsed YAML; every name and type is checked first."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
+        if key not in fields:
+            raise WorkbookError(f"{where[key]}: unknown parameter '{key}'{_nearest(key, fields)}")
+        if not _fits(value, hints[key]):
+            raise WorkbookError(f"{where[key]}: parameter '{key}' must be {_spell(hints[key])}, not {value!r}")
+    missing = [n for n, f in fields.items() if n not in values and f.default is dataclasses.MISSING]
+    if missing:
+        raise WorkbookError(f"{source}: parameter '{missing[0]}' is missing")
+    # A whole number is a fine way to write a float parameter in YAML.
+    values = {k: float(v) if hints[k] is float else v for k, v in values.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise WorkbookError(f"{source}: {error}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WorkbookError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
+        raise WorkbookError(f"{path}:{line}: malformed YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(values, dict):
+        raise WorkbookError(f"{path}: expected 'parameter: value' lines")
+    return values
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return value in typing.get_args(hint) and not isinstance(value, bool)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_spell(part) for part in typing.get_args(hint))
+    names = {bool: "true or false", int: "a whole number", float: "a number (write 0.001, not 1e-3)", str: "text"}
+    return names.get(hint, "null" if hint is type(None) else f"a block of {hint.__name__} fields")
+
+
+def _nearest(name: str, known) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
