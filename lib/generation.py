@@ -58,20 +58,16 @@ def readable(text: str) -> str:
 
 
 def _comparison(evidence: Sequence[Evidence], documents: dict[str, Document], budget: int) -> list[Sentence]:
-    """The best sentences of the earliest and the latest year, if both fit the budget; else nothing."""
+    """Two sentences within the budget whose years lie furthest apart, the better evidence first; nothing if none fit."""
     dated = [(documents[e.doc_id].year, e) for e in evidence if documents[e.doc_id].year]
-    if len({year for year, _ in dated}) < 2:
-        return []
-    first, last = (choose(year for year, _ in dated) for choose in (min, max))
     pairs = [
-        (_led_in("Earlier", early, first), _led_in("Later", late, last))
-        for year, early in dated
-        if year == first
-        for other, late in dated
-        if other == last
+        (late_year - early_year, [_led_in("Earlier", early, early_year), _led_in("Later", late, late_year)])
+        for early_year, early in dated
+        for late_year, late in dated
+        if early_year < late_year
     ]
-    fitting = [pair for pair in pairs if sum(words(sentence.text) for sentence in pair) <= budget]
-    return list(fitting[0]) if fitting else []
+    fitting = [pair for pair in pairs if sum(words(sentence.text) for sentence in pair[1]) <= budget]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else []
 
 
 def _led_in(when: str, item: Evidence, year: int) -> Sentence:

@@ -68,7 +68,13 @@ def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         papermill.execute_notebook(
-            str(path), str(running), parameters=given, kernel_name="python3", progress_bar=False, cwd=str(paths.PROJECT)
+            str(path),
+            str(running),
+            parameters=given,
+            kernel_name="python3",
+            progress_bar=False,
+            cwd=str(paths.PROJECT),
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # kernels warn of unencrypted loopback at every start
         )
     except papermill.PapermillExecutionError as error:
         running.replace(failed)

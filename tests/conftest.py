@@ -1,0 +1,41 @@
+"""What all tests share: no network, a cache of the session's own, and the real data where it is at hand."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest  # noqa: E402
+
+from lib import slices, variants  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory):
+    """Vectors made by one test serve the others, and none are left behind."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["WORKBOOK_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory) -> slices.Slice:
+    """The sample slice, prepared once."""
+    folder = tmp_path_factory.mktemp("sample") / "slice"
+    slices.prepare("sample", folder)
+    return slices.Slice(folder)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real LongEval data; tests that need it are skipped by name where there is none."""
+    folder = os.environ.get("WORKBOOK_REAL_DATA")
+    if not folder:
+        pytest.skip("WORKBOOK_REAL_DATA is not set: no real LongEval data at hand")
+    return Path(folder).resolve()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> variants.Profile:
+    return variants.load_profile("embedded")
