@@ -68,7 +68,7 @@ def score_terms(ranked: Sequence[Ranked]) -> pd.DataFrame:
     """The three terms of the reranking score of each passage: columns `rrf`, `citation_prior`, `temporal`."""
     terms = ("rrf", "citation_prior", "temporal")
     rows = [{term: item.scores.get(term, 0.0) for term in terms} for item in ranked]
-    return pd.DataFrame(rows, index=[item.passage.passage_id for item in ranked], columns=list(terms))
+    return pd.DataFrame(rows, index=[item.passage.passage_id for item in ranked], columns=list(terms), dtype=float)
 
 
 def candidates_table(documents: Sequence[Document], degrees: dict[str, int], relevant: set[str]) -> pd.DataFrame:

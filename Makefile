@@ -1,0 +1,43 @@
+# Two commands do everything: `make sweep` runs the study on the sample, `make test` checks the workbook.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Real LongEval data, where it is at hand; tests that need it are skipped by name elsewhere.
+ifneq ($(wildcard ../shared/slice),)
+export WORKBOOK_REAL_DATA ?= $(abspath ../shared)
+endif
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: sweep test setup lab bench notebooks
+.DEFAULT_GOAL := sweep
+
+sweep: setup  ## all eleven systems on the sample; SLICE, VARIANTS, ... through ARGS="--slice PATH"
+	$(BIN)/workbook sweep $(ARGS)
+
+test: setup  ## ruff, the tests, and the notebooks against their stored outputs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check lib tests
+	$(BIN)/python -m pytest tests
+	rm -rf outputs/smoke
+	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=600 -p no:cacheprovider notebooks
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Python 3.11 is needed: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+lab: setup  ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab --notebook-dir=.
+
+bench: setup  ## costs as ratios, measured side by side in one run
+	$(BIN)/python -m lib.bench
+
+notebooks: setup  ## run the notebooks anew and keep the outputs that are worth committing
+	rm -rf outputs/smoke
+	$(BIN)/python -m lib.notebooks
