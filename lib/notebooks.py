@@ -157,6 +157,9 @@ def refresh(path: Path) -> None:
         cell["metadata"] = {"tags": tags} if tags else {}
         if cell["cell_type"] == "code":
             cell["outputs"] = [output for output in cell["outputs"] if _worth_keeping(output)]
+            for output in cell["outputs"]:
+                if "image/png" in output.get("data", {}):
+                    output["data"].pop("text/plain", None)  # "<Figure size …>" says nothing
     paths.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 

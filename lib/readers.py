@@ -74,9 +74,9 @@ def format_of(path: Path) -> str | None:
 
 def find(folder: Path, stem: str) -> Path | None:
     """The file or folder called `stem` in `folder`, in any accepted format; None if there is none."""
-    if (folder / stem).is_dir():
-        return folder / stem
     found = sorted(p for p in folder.glob(f"{stem}.*") if p.is_file() and format_of(p))
+    if (folder / stem).is_dir():
+        found.append(folder / stem)
     if len(found) > 1:
         names = ", ".join(p.name for p in found)
         raise WorkbookError(f"{folder}: more than one file for '{stem}' ({names}); keep one")
@@ -96,6 +96,8 @@ def as_id(value: Any, place: str) -> str | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, str):
+        if not value.isascii() and value.encode("utf-8", "replace").decode("utf-8") != value:
+            raise WorkbookError(f"{place}: id {value!r} holds a character that UTF-8 cannot write")
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -171,7 +173,7 @@ def _read_csv(path: Path, report: Problems, strict: bool) -> Iterator[Record]:
         try:
             for row in rows:
                 place = f"{path}:{rows.line_num}"
-                if not any(cell.strip() for cell in row):
+                if not row:
                     continue
                 if header is None:
                     header = _header(row, place)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from lib import paths, readers
 from lib.errors import WorkbookError
@@ -26,6 +26,10 @@ EXTRAS = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers
 TEXT_SOURCES = ("fullText", "abstract", "title", "none")
 # Dates that cataloguing systems fill in where they know none.
 _PLACEHOLDERS = ("1900-01-01", "1970-01-01", "0001-01-01", "9999-12-31")
+
+
+# Default-ignorable characters of Unicode that are no format characters: joiners, fillers, variation selectors.
+_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0]")
 
 
 class Query(NamedTuple):
@@ -126,8 +130,7 @@ class Slice:
     def gold_answers(self) -> dict[str, str]:
         """query_id -> gold answer; empty where the slice has none."""
         path = self.folder / "gold_answers.jsonl"
-        rows = paths.read_jsonl(path) if path.exists() else ()
-        return {str(row["query_id"]): row["answer"] for row in rows}
+        return read_gold_answers(path) if path.exists() else {}
 
     def qrels(self) -> dict[str, set[str]]:
         """query_id -> ids of its relevant documents, for the judged queries only."""
@@ -135,10 +138,29 @@ class Slice:
         return read_qrels(path) if path.exists() else {}
 
 
+def read_gold_answers(path: Path) -> dict[str, str]:
+    """query_id -> gold answer from a file of records with `query_id` and `answer`."""
+    answers = {}
+    for fields, place in readers.read_records(path, report=_raise, strict=True):
+        query_id = readers.as_id(readers.pick(fields, readers.QUERY_ID), place)
+        if query_id is None or not isinstance(fields.get("answer"), str):
+            raise WorkbookError(f"{place}: a gold answer needs 'query_id' and 'answer'")
+        answers[query_id] = fields["answer"]
+    return answers
+
+
+def _raise(problem: str) -> None:
+    raise WorkbookError(problem)
+
+
 def read_qrels(path: Path) -> dict[str, set[str]]:
     """query_id -> relevant doc_ids (relevance > 0) from a TREC qrels file of four columns."""
     relevant: dict[str, set[str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise WorkbookError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         cells = line.split()
@@ -188,9 +210,15 @@ def _irds_source(dataset_id: str) -> Source:
 
 def irds_records(dataset: Any, name: str) -> Source:
     """A source from a loaded ir_datasets dataset whose queries carry `doc_ids`. Its documents have no full text."""
-    queries = (Record(q._asdict(), f"{name}:query {i}") for i, q in enumerate(dataset.queries_iter(), 1))
-    documents = (Record(d._asdict(), f"{name}:document {i}") for i, d in enumerate(dataset.docs_iter(), 1))
-    return Source(name, queries, documents, None, None)
+
+    def records(make_iterator, what: str) -> Iterator[Record]:
+        try:
+            for number, item in enumerate(make_iterator(), 1):
+                yield Record(item._asdict(), f"{name}:{what} {number}")
+        except (ValueError, OSError, KeyError) as error:
+            raise WorkbookError(f"{name}: a {what} cannot be read ({error})") from None
+
+    return Source(name, records(dataset.queries_iter, "query"), records(dataset.docs_iter, "document"), None, None)
 
 
 def prepare(spec: str, folder: Path, strict: bool = False, documents: bool = True) -> Report:
@@ -206,12 +234,19 @@ def prepare(spec: str, folder: Path, strict: bool = False, documents: bool = Tru
     wanted = dict.fromkeys(doc_id for query in queries for doc_id in query.doc_ids)
     if source.documents is None and documents:
         raise WorkbookError(f"{source.folder}: no 'documents' folder or file; give {readers.ACCEPTED}")
-    kept = _collect(source.documents or (), wanted, folder, report.problems.append)
-    if source.documents is not None:
-        _check_candidates(queries, kept, report.problems.append)
-    if strict and report.problems:
-        raise WorkbookError(report.problems[0])
-    _write(source, queries, kept, folder, report)
+    network = readers.find(source.folder, "citations") if source.folder else None
+    degrees = citation_degrees(network, report.problems.append) if network else {}
+    with tempfile.TemporaryFile() as side:
+        kept = _collect(source.documents or (), wanted, side, report.problems.append)
+        if source.documents is not None:
+            _check_candidates(queries, kept, report.problems.append)
+        if strict and report.problems:
+            raise WorkbookError(report.problems[0])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "slice.json").unlink(missing_ok=True)
+        order = [doc_id for doc_id in wanted if doc_id in kept]
+        _write_documents(folder, order, kept, side)
+    _write(source, queries, kept, degrees, folder, report)
     return report
 
 
@@ -277,7 +312,10 @@ def _candidate_lists(records: Iterable[Record] | None) -> dict[str, list[str]]:
     for fields, place in records or ():
         query_id = readers.as_id(readers.pick(fields, readers.QUERY_ID), place)
         ids = readers.pick(fields, readers.CANDIDATES)
-        doc_id = readers.as_id(readers.pick(fields, readers.DOC_ID[:2] + readers.DOC_ID[3:]), place)
+        named = next((name for name in readers.QUERY_ID if fields.get(name) is not None), None)
+        doc_id = readers.as_id(readers.pick(fields, tuple(n for n in readers.DOC_ID if n != named)), place)
+        if not fields:
+            continue
         if query_id is None or (ids is None and doc_id is None):
             raise WorkbookError(f"{place}: a candidates row needs a query id and a list of documents or a document id")
         lists.setdefault(query_id, []).extend(readers.as_ids(ids, place) if ids is not None else [doc_id])
@@ -291,39 +329,38 @@ def _unique(doc_ids: list[str], place: str, report: readers.Problems) -> tuple[s
     return tuple(dict.fromkeys(doc_ids))
 
 
-def _collect(records: Iterable[Record], wanted: dict[str, None], folder: Path, report: readers.Problems) -> dict:
-    """Stream the documents to a side file; returns doc_id -> (line as JSON offset, length, text source)."""
+def _collect(records: Iterable[Record], wanted: dict[str, None], side: BinaryIO, report: readers.Problems) -> dict:
+    """Stream the wanted documents to a side file; returns doc_id -> (offset, length, text source) of its line."""
     kept: dict[str, tuple[int, int, str]] = {}
     seen: dict[str, tuple[bytes, str]] = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".documents.tmp", "wb") as side:
-        for fields, place in records:
-            doc_id = readers.as_id(readers.pick(fields, readers.DOC_ID), place)
-            if doc_id is None:
-                report(f"{place}: document without an id left out; name it with one of {', '.join(readers.DOC_ID)}")
-            if doc_id not in wanted:
-                continue
-            document = make_document(doc_id, fields)
-            line = paths.to_json(document._asdict()).encode() + b"\n"
-            digest = hashlib.sha256(line).digest()
-            if doc_id in seen:
-                if seen[doc_id][0] != digest:
-                    raise WorkbookError(f"{place}: document '{doc_id}' differs from the one at {seen[doc_id][1]}; keep one")
-                report(f"{place}: document '{doc_id}' repeats {seen[doc_id][1]}; kept once")
-                continue
-            if document.text_source == "none":
-                report(f"{place}: document '{doc_id}' has no text; it will not be retrieved")
-            seen[doc_id] = digest, place
-            kept[doc_id] = side.tell(), len(line), document.text_source
-            side.write(line)
+    for fields, place in records:
+        doc_id = readers.as_id(readers.pick(fields, readers.DOC_ID), place)
+        if doc_id is None:
+            report(f"{place}: document without an id left out; name it with one of {', '.join(readers.DOC_ID)}")
+        if doc_id not in wanted:
+            continue
+        document = make_document(doc_id, fields)
+        line = paths.to_json(document._asdict()).encode() + b"\n"
+        digest = hashlib.sha256(line).digest()
+        if doc_id in seen:
+            if seen[doc_id][0] != digest:
+                raise WorkbookError(f"{place}: document '{doc_id}' differs from the one at {seen[doc_id][1]}; keep one")
+            report(f"{place}: document '{doc_id}' repeats {seen[doc_id][1]}; kept once")
+            continue
+        if document.text_source == "none":
+            report(f"{place}: document '{doc_id}' has no text; it will not be retrieved")
+        seen[doc_id] = digest, place
+        kept[doc_id] = side.tell(), len(line), document.text_source
+        side.write(line)
     return kept
 
 
 def make_document(doc_id: str, fields: dict[str, Any]) -> Document:
     """A document from a record: text priority full text, abstract, title (paper, section 2.3); offsets stay true."""
-    texts = (readers.pick(fields, readers.FULL_TEXT), fields.get("abstract"), fields.get("title"))
+    named = [("fullText", name) for name in readers.FULL_TEXT] + [("abstract", "abstract"), ("title", "title")]
     title = fields.get("title") if isinstance(fields.get("title"), str) else ""
-    for source, text in zip(TEXT_SOURCES, texts, strict=False):
+    for source, name in named:
+        text = fields.get(name)
         if isinstance(text, str) and has_text(text):
             # Lone surrogates cannot be written as UTF-8; one replacement character keeps the offsets.
             return Document(doc_id, _encodable(title), _encodable(text), source, parse_date(fields))
@@ -332,7 +369,10 @@ def make_document(doc_id: str, fields: dict[str, Any]) -> Document:
 
 def has_text(text: str) -> bool:
     """Whether any character can be seen: not white space, a control, or an invisible format character."""
-    return any(not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf", "Cn", "Co", "Cs") for c in text)
+    return any(
+        not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf", "Cn", "Co", "Cs") and not _INVISIBLE.match(c)
+        for c in text
+    )
 
 
 def parse_date(fields: dict[str, Any]) -> str | None:
@@ -374,12 +414,7 @@ def citation_degrees(path: Path, report: readers.Problems) -> dict[str, int]:
     return dict(sorted(Counter(doc_id for edge in edges for doc_id in edge).items()))
 
 
-def _write(source: Source, queries: list[Query], kept: dict, folder: Path, report: Report) -> None:
-    (folder / "slice.json").unlink(missing_ok=True)
-    network = readers.find(source.folder, "citations") if source.folder else None
-    degrees = citation_degrees(network, report.problems.append) if network else {}
-    order = [doc_id for doc_id in dict.fromkeys(d for q in queries for d in q.doc_ids) if doc_id in kept]
-    _write_documents(folder, order, kept)
+def _write(source: Source, queries: list[Query], kept: dict, degrees: dict[str, int], folder: Path, report: Report) -> None:
     rows = ({"query_id": q.query_id, "query": _encodable(q.text), "doc_ids": list(q.doc_ids)} for q in queries)
     paths.write_jsonl(folder / "queries.jsonl", rows)
     paths.write_text(folder / "citation_degrees.json", json.dumps(degrees) + "\n")
@@ -389,17 +424,16 @@ def _write(source: Source, queries: list[Query], kept: dict, folder: Path, repor
             shutil.copyfile(source.folder / name, folder / name)
     uses = Counter(kept[d][2] for q in queries for d in q.doc_ids if d in kept)
     report.text_sources = {name: uses[name] for name in TEXT_SOURCES}
-    report.queries, report.documents = len(queries), len(order)
+    report.queries, report.documents = len(queries), len(kept)
     report.instances = sum(len(q.doc_ids) for q in queries)
     paths.write_text(folder / "slice.json", paths.to_json(report.__dict__) + "\n")
 
 
-def _write_documents(folder: Path, order: list[str], kept: dict) -> None:
+def _write_documents(folder: Path, order: list[str], kept: dict, side: BinaryIO) -> None:
     index = {}
-    with open(folder / ".documents.tmp", "rb") as side, paths.atomic(folder / "documents.jsonl", "wb") as out:
+    with paths.atomic(folder / "documents.jsonl", "wb") as out:
         for doc_id in order:
             side.seek(kept[doc_id][0])
             index[doc_id] = [out.tell(), kept[doc_id][1]]
             out.write(side.read(kept[doc_id][1]))
-    (folder / ".documents.tmp").unlink()
     paths.write_text(folder / "documents.index.json", json.dumps(index) + "\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lib import paths, sweep
+from lib.errors import WorkbookError
 from lib.measures.primary import cited_documents, cited_precision
 from lib.notebooks import Failure
 from lib.slices import Slice
@@ -28,7 +29,7 @@ def run_with_progress(out: Path, todo: list[Task], jobs: int) -> Outcome:
             else:
                 working[:] = [name for name in working if name != task.name]
                 bar.update(1)
-            if failure:
+            if failure and not (task.name == sweep.PREPARE and failure.error == WorkbookError.__name__):
                 bar.write(f"FAILED {task.name}: {failure}", file=sys.stderr)
             bar.set_postfix_str(", ".join(working))
 
