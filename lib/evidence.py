@@ -24,21 +24,25 @@ _BOILERPLATE = re.compile(
 )
 _BIBLIOGRAPHIC = re.compile(
     r"^\s*\[?\d+[\].]\s+[A-Z][\w’'-]+,? [A-Z]\.|\b\d+(?:\(\d+\))?[:,]\s?\d+[–-]\d+|\b(?:19|20)\d\d;\d|"
-    r"(?:[A-Z][\w’'-]+,? (?:[A-Z]\.\s?){1,3}[,;&]\s?(?:and )?){2}|^[A-Z][\w’'-]+, [A-Z]\.|^[A-Z]\. [A-Z]|^\s*\[\d+\]"
+    r"(?:[A-Z][\w’'-]+,? (?:[A-Z]\.\s?){1,3}[,;&]\s?(?:and )?){2}|^[A-Z][\w’'-]+, [A-Z]\.|^[A-Z]\.,? [A-Z]|^\s*\[\d+\]"
 )
-# What a statement has and a title or a heading lacks; asked only of short sentences.
+# What a statement has and a title or a heading lacks; asked only of sentences that a title could be.
 _VERB = re.compile(
-    r"\b(?:is|are|was|were|be|been|being|has|have|had|can|could|may|might|must|will|would|should|do|does|did|shows?|"
-    r"suggests?|indicates?|remains?|depends?|leads?|found|gave|made|rose|fell|grew|led|became|took|came|went|kept|"
-    r"[a-z]{3,}ed)\b"
+    r"\b(?:is|are|was|were|be|been|being|has|have|had|can|could|may|might|must|will|would|should|do|does|did|"
+    r"(?:show|suggest|indicate|remain|depend|lead|find|reveal|provide|predict|improve|increase|decrease|reduce|raise|lower|"
+    r"allow|require|affect|support|occur|represent|contribute|warrant|differ|correlate|range|lie|make|give|take|hold|need|"
+    r"rise|fall|appear|seem|cause|include|contain|describe|report|explain|limit|follow|measure|detect|use|apply|applie)s?|"
+    r"varies|vary|found|gave|made|rose|fell|grew|led|became|took|came|went|kept|held|[a-z]{3,}ed)\b"
 )
-_TITLE_WORDS = 14
+_TITLE_WORDS = 22
 # A list of cited works runs from its heading to the end of the text; page text often has no line breaks.
 _REFERENCE_LIST = re.compile(
     r"^[ \t]*(?:\d+\.?\s*)?(?:references?|bibliography|literature cited|works cited)[ \t]*:?[ \t]*$|"
     r"\b(?:References|REFERENCES|Bibliography|Literature Cited)\s*(?:\[1\]|\(1\)|1\.|1\s?[A-Z]|[A-Z][\w’'-]+,? [A-Z])",
     re.MULTILINE | re.IGNORECASE,
 )
+# A caption or a page header that ran into the sentence when line breaks were lost.
+_RUN_IN = re.compile(r"[.,)]\s?\d*(?:Table|Figure|Fig\.)\s?\d+\s?[A-Z.]|,[A-Z]\. [A-Z]")
 _ENDS = re.compile(r"[.!][\"'”’)\]]*(?:\[[\d,;–\- ]+\]|\d{1,3}(?:[,–-]\d{1,3})*)?$")
 
 
@@ -194,7 +198,7 @@ def is_citable(sentence: str, at_end: bool = False) -> bool:
         return False
     if words(text) <= _TITLE_WORDS and not _VERB.search(text) or text.count(";") > 2:
         return False
-    return not (_BOILERPLATE.search(text) or _BIBLIOGRAPHIC.search(text) or is_garbled(sentence))
+    return not (_BOILERPLATE.search(text) or _BIBLIOGRAPHIC.search(text) or _RUN_IN.search(text) or is_garbled(sentence))
 
 
 def body_length(text: str) -> int:

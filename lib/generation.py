@@ -11,7 +11,11 @@ from lib.text import content_tokens, jaccard, one_line, words
 from lib.variants import Variant
 
 _REPEAT = 0.6
-_LEADING_NUMBER = re.compile(r"^(?:\d+(?:\.\d+)*\.?|[•·▪–-])\s+(?=[A-Z])")
+_LEADING = re.compile(
+    r"^(?:(?:\d+(?:\.\d+)*\.?|\(\d+\)|[•·▪–-])\s+(?=[A-Z])|"
+    r"(?:Abstract|Summary|Background|Introduction|Objectives?|Aims?|Purpose|Methods?|Results?|Findings|Conclusions?)"
+    r"\s*[:.—]\s*(?=[A-Z]))+"
+)
 
 
 class Sentence(NamedTuple):
@@ -52,8 +56,8 @@ def titles(query: Query, documents: Sequence[Document], variant: Variant) -> lis
 
 
 def readable(text: str) -> str:
-    """An evidence sentence as answer text: on one line, without a leading list number, closed by a full stop."""
-    text = _LEADING_NUMBER.sub("", one_line(text))
+    """An evidence sentence as answer text: on one line, without a leading number or label, closed by a full stop."""
+    text = _LEADING.sub("", one_line(text))
     return text if text[-1] in ".!?\"'”’)]" or text[-1].isdigit() else f"{text}."
 
 

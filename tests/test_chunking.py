@@ -139,14 +139,14 @@ def test_the_thresholds_of_the_paper_by_hand():
 
 
 def test_semantic_compares_with_the_mean_and_topic_shift_with_the_neighbour():
-    """At 0°, 30°, 60°: the mean of the first two lies at 15°, 45° from the third (cos = 0.707); its neighbour 30° (0.866)."""
+    """At 0°, 30°, 60° the third lies 45° from the mean of the others (cos = 0.707), and 30° from its neighbour (0.866)."""
     vectors = at_angles(0, 30, 60)
     assert semantic_ranges([5, 5, 5], vectors, 140, 0.72) == [(0, 2), (2, 3)]
     assert topic_shift_ranges([5, 5, 5], vectors, 140, 0.18) == [(0, 3)]
 
 
 def test_percentile_mode_takes_the_threshold_from_the_document_itself():
-    """Steps of 10°, 20°, 60°, 30° drift by 0.015, 0.060, 0.5 and 0.134; their 75th percentile is 0.134 + 0.25 (0.5 - 0.134)."""
+    """Steps of 10°, 20°, 60°, 30° drift by 0.015, 0.060, 0.5, 0.134: the 75th percentile is 0.134 + 0.25 (0.5 - 0.134)."""
     vectors = at_angles(0, 10, 30, 90, 120)
     topic = Variant("t", chunker="topic-shift", threshold_mode="percentile", topic_shift_boundary_percentile=75)
     assert chunk_ranges([1] * 5, vectors, topic) == [(0, 3), (3, 5)]
