@@ -56,9 +56,9 @@ def rank_movement(rankings: dict[str, list[Ranked]], top: int = 24) -> pd.DataFr
 
     NaN where a passage is not ranked; indexed by passage_id, with a column `doc_id` first.
     """
-    ranks = {label: {i.passage.passage_id: i.rank for i in ranked if i.rank <= top} for label, ranked in rankings.items()}
+    ranks = {label: {i.passage.passage_id: i.rank for i in ranked} for label, ranked in rankings.items()}
     doc_ids = {item.passage.passage_id: item.passage.doc_id for ranked in rankings.values() for item in ranked}
-    shown = dict.fromkeys(passage_id for column in ranks.values() for passage_id in column)
+    shown = dict.fromkeys(i.passage.passage_id for ranked in rankings.values() for i in ranked if i.rank <= top)
     frame = pd.DataFrame({label: pd.Series(column, dtype=float) for label, column in ranks.items()}).reindex(list(shown))
     frame.insert(0, "doc_id", [doc_ids[passage_id] for passage_id in frame.index])
     return frame

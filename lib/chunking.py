@@ -131,10 +131,10 @@ def _boundary_threshold(vectors: np.ndarray, variant: Variant) -> float:
 
 
 def _merge_threshold(vectors: np.ndarray, variant: Variant) -> float:
-    drifts = adjacent_drifts(vectors)
-    if variant.threshold_mode == "absolute" or not len(drifts):
+    if variant.threshold_mode == "absolute" or len(vectors) < 2:
         return variant.semantic_merge_threshold
-    return float(np.percentile(1 - drifts, variant.semantic_merge_percentile))
+    near = [cosine(a, b) for a, b in zip(vectors[1:], vectors, strict=False)]
+    return float(np.percentile(near, variant.semantic_merge_percentile))
 
 
 def _passage(doc_id: str, number: int, spans: list[Span]) -> Passage:

@@ -17,13 +17,14 @@ _NEAR_DUPLICATE = 0.8
 _BOILERPLATE = re.compile(
     r"copyright|©|\(c\) \d{4}|all rights reserved|creative commons|licen[cs]e|this article is|open access|"
     r"published by|preprint submitted|manuscript|peer review|accepted \d|received \d|doi\b|https?:|www\.|@|"
-    r"correspond(?:ing|ence)|conflicts? of interest|competing interest|funded by|funding|grant\b|supported by (?:the|a)\b|"
+    r"corresponding author|correspondence (?:to|should)|conflicts? of interest|competing interest|funded by|funding|"
+    r"grant\b|supported by (?:the|a)\b|"
     r"acknowledge?ments?|we (?:thank|are grateful|are indebted)|ethics committee|informed consent|"
     r"author contributions|data availability|supplementary (?:material|data)|keywords?\b|ISSN|e-?mail",
     re.IGNORECASE,
 )
 _BIBLIOGRAPHIC = re.compile(
-    r"^\s*\[?\d+[\].]\s+[A-Z][\w’'-]+,? [A-Z]\.|\b\d+(?:\(\d+\))?[:,]\s?\d+[–-]\d+|\b(?:19|20)\d\d;\d|"
+    r"^\s*\[?\d+[\].]\s+[A-Z][\w’'-]+,? [A-Z]\.|\b\d+(?:\(\d+\))?(?::\s?|,\s|(?<=\)),)\d+[–-]\d+|\b(?:19|20)\d\d;\d|"
     r"(?:[A-Z][\w’'-]+,? (?:[A-Z]\.\s?){1,3}[,;&]\s?(?:and )?){2}|^[A-Z][\w’'-]+, [A-Z]\.|^[A-Z]\.,? [A-Z]|^\s*\[\d+\]"
 )
 # What a statement has and a title or a heading lacks; asked only of sentences that a title could be.
@@ -32,14 +33,15 @@ _VERB = re.compile(
     r"(?:show|suggest|indicate|remain|depend|lead|find|reveal|provide|predict|improve|increase|decrease|reduce|raise|lower|"
     r"allow|require|affect|support|occur|represent|contribute|warrant|differ|correlate|range|lie|make|give|take|hold|need|"
     r"rise|fall|appear|seem|cause|include|contain|describe|report|explain|limit|follow|measure|detect|use|apply|applie)s?|"
-    r"varies|vary|found|gave|made|rose|fell|grew|led|became|took|came|went|kept|held|[a-z]{3,}ed)\b"
+    r"varies|vary|found|gave|made|rose|fell|grew|led|became|took|came|went|kept|held|[a-z]{3,}ed|"
+    r"[a-z]{3,}s (?:the|an?|its|their|that|this|these|those|more|less|fewer|no|when|where|because|if|whether|how))\b"
 )
 _TITLE_WORDS = 22
 # A list of cited works runs from its heading to the end of the text; page text often has no line breaks.
 _REFERENCE_LIST = re.compile(
-    r"^[ \t]*(?:\d+\.?\s*)?(?:references?|bibliography|literature cited|works cited)[ \t]*:?[ \t]*$|"
+    r"(?i:^[ \t]*(?:\d+\.?\s*)?(?:references?|bibliography|literature cited|works cited)[ \t]*:?[ \t]*$)|"
     r"\b(?:References|REFERENCES|Bibliography|Literature Cited)\s*(?:\[1\]|\(1\)|1\.|1\s?[A-Z]|[A-Z][\w’'-]+,? [A-Z])",
-    re.MULTILINE | re.IGNORECASE,
+    re.MULTILINE,
 )
 # A caption or a page header that ran into the sentence when line breaks were lost.
 _RUN_IN = re.compile(r"[.,)]\s?\d*(?:Table|Figure|Fig\.)\s?\d+\s?[A-Z.]|,[A-Z]\. [A-Z]")

@@ -12,7 +12,7 @@ from lib.variants import Variant
 
 _REPEAT = 0.6
 _LEADING = re.compile(
-    r"^(?:(?:\d+(?:\.\d+)*\.?|\(\d+\)|[•·▪–-])\s+(?=[A-Z])|"
+    r"^(?:(?:\d+(?:\.\d+)+\.?|\d+\.|\(\d+\)|[•·▪–-])\s+(?=[A-Z])|"
     r"(?:Abstract|Summary|Background|Introduction|Objectives?|Aims?|Purpose|Methods?|Results?|Findings|Conclusions?)"
     r"\s*[:.—]\s*(?=[A-Z]))+"
 )
@@ -34,7 +34,8 @@ def extractive(query: Query, evidence: Sequence[Evidence], documents: dict[str, 
     The best sentence is taken even if it alone exceeds the word budget.
     """
     budget = variant.max_answer_words
-    answer = _comparison(evidence, documents, budget) if is_temporal(query.text, variant) else []
+    compare = is_temporal(query.text, variant) and variant.max_answer_sentences > 1
+    answer = _comparison(evidence, documents, budget) if compare else []
     said = [set(content_tokens(sentence.text)) for sentence in answer]
     for item in evidence:
         text = readable(item.text)

@@ -55,7 +55,8 @@ def chunk_lengths(ax: Axes, lengths: dict[str, Sequence[int]], budget: int) -> A
     ax.set_yticks(range(1, len(names) + 1), [f"{name}  (n = {len(lengths[name])})" for name in names])
     ax.axvline(budget, color=GREY, linestyle=":", linewidth=1)
     ax.annotate(f"budget {budget}", (budget, 0.99), xycoords=("data", "axes fraction"), va="top", ha="right", color=GREY)
-    ax.set(xlabel="words in a chunk", xlim=(0, budget * 1.1))
+    widest = max([budget, *(np.percentile(values, 95) for values in lengths.values() if len(values))])
+    ax.set(xlabel="words in a chunk", xlim=(0, 1.1 * widest))
     ax.invert_yaxis()
     return bare(ax)
 
@@ -63,7 +64,7 @@ def chunk_lengths(ax: Axes, lengths: dict[str, Sequence[int]], budget: int) -> A
 def drift(ax: Axes, drifts: np.ndarray, threshold: float) -> Axes:
     """Histogram of adjacent-sentence drift, 1 - cosine, with the boundary threshold."""
     share = float((drifts > threshold).mean()) if len(drifts) else 0.0
-    ax.hist(drifts, bins=np.linspace(0, 1.2, 49), color=BLUE)
+    ax.hist(np.clip(drifts, 0, 2), bins=np.linspace(0, 2, 81), color=BLUE)
     ax.axvline(threshold, color=RED, linewidth=2)
     ax.annotate(
         f" {threshold:g}: {share:.1%} of pairs lie above", (threshold, 0.95), xycoords=("data", "axes fraction"), color=RED

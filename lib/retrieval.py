@@ -52,7 +52,12 @@ class BM25(BM25Okapi):
         """BM25 of each passage for a list of query tokens; shape (number of passages,), >= 0."""
         if isinstance(query, str):
             raise TypeError("BM25 takes a list of query tokens, not a string")
-        return np.zeros(self.size) if self._blank else super().get_scores(query)
+        scores = np.zeros(self.size)
+        if not self._blank:
+            with np.errstate(invalid="ignore"):  # 0 / 0 for a blank passage where k1 = 0 or b = 1
+                for term in query:
+                    scores += np.nan_to_num(super().get_scores([term]))
+        return scores
 
 
 @dataclass
@@ -145,11 +150,12 @@ def dense_list(pool: Pool, encoder: Encoder) -> list[tuple[int, float]]:
 
 def reciprocal_rank_fusion(lists: Sequence[Sequence], k: int = 60) -> dict:
     """item -> sum over the lists of 1 / (k + rank), ranks from 1; absent adds 0, a repeat within a list nothing."""
-    fused: dict = {}
+    terms: dict = {}
     for ranked in lists:
         for rank, item in enumerate(dict.fromkeys(ranked), 1):
-            fused[item] = fused.get(item, 0.0) + 1 / (k + rank)
-    return fused
+            terms.setdefault(item, []).append(1 / (k + rank))
+    # An exact sum: equal ranks in other lists must tie, whatever the order of the lists.
+    return {item: math.fsum(parts) for item, parts in terms.items()}
 
 
 def citation_prior(doc_ids: Sequence[str], degrees: dict[str, int], normalization: str = "max") -> dict[str, float]:

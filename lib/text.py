@@ -3,16 +3,19 @@
 Sentence splitting is syntok on a masked copy of the text. No splitter passes the cases by itself;
 measured on the 60 real documents of the development slice (1.4 MB, two cores):
 
-| splitter                     | cases passed (C08a, C08b, C10) | sentences per second | starts in mid-sentence |
-|------------------------------|--------------------------------|----------------------|------------------------|
-| pysbd 0.3.4                  | no, yes, yes                   | 570                  | 4 spans overlap        |
-| spaCy 3.8 sentencizer        | no, no, yes                    | 6,500                |                        |
-| syntok 1.4.4                 | no, no, yes                    | 8,200                |                        |
-| spaCy sentencizer, masked    | yes, yes, yes                  | 5,500                | 474 of 11,333          |
-| syntok, masked (used here)   | yes, yes, yes                  | 6,800                | 11 of 9,919            |
+| splitter                     | cases passed (C08a, C08b, C10) | sentences per second | starts in lower case |
+|------------------------------|--------------------------------|----------------------|----------------------|
+| pysbd 0.3.4                  | no, yes, yes                   | 540                  | 2,627 of 13,797      |
+| spaCy 3.8 sentencizer        | no, no, yes                    | 5,700                | 487 of 12,013        |
+| syntok 1.4.4                 | no, no, yes                    | 7,800                | 11 of 10,231         |
+| spaCy sentencizer, masked    | yes, yes, yes                  | 7,900                | 481 of 11,218        |
+| syntok, masked (used here)   | yes, yes, yes                  | 6,900                | 11 of 10,097         |
 
-The mask has the length of the text, so offsets stay true: the full stop of an abbreviation becomes
-a letter, and a citation mark glued to a full stop changes places with it.
+A start in lower case is nearly always a wrong cut; four spans of pysbd also overlap.
+
+The mask has the length of the text, so offsets stay true: the full stop of an abbreviation and the
+point of a decimal number become letters and digits, and a citation mark changes places with the full
+stop before it.
 """
 
 import re
@@ -22,12 +25,15 @@ from typing import NamedTuple
 import syntok.segmenter
 
 _ABBREVIATION = re.compile(
-    r"\b(?:et\s+al|[Ff]igs?|[Ee]qs?|[Ee]qns?|[Rr]efs?|[Tt]abs?|[Ss]ecs?|[Cc]h|[Aa]pp|[Ss]uppl|[Vv]ol|[Nn]os?|pp?|"
+    r"\b(?:et\s+al|[Ff]igs?|[Ee]qs?|[Ee]qns?|[Rr]efs?|[Tt]abs?|[Ss]ecs?|[Cc]h|[Aa]pp|[Ss]uppl|[Vv]ol|pp?|[Nn]os?(?=\.\s*\d)|"
     r"cf|vs|viz|e\.\s?g|i\.\s?e|ca|approx|resp|spp?|subsp|var|[Dd]rs?|[Pp]rof|[Mm]rs?|[Mm]s|St)\.(?=\s*[\[(]?\w)"
 )
 _GLUED_MARK = re.compile(
     r"(?<=[^\W\d_]|[)\]%])([.!?])(\[\d[\d,;–\-\s]*\]|\d{1,3}(?:[,–-]\d{1,3})*)(?=\s+[^\W\d_a-zß-öø-ÿ])"
 )
+_SPACED_MARK = re.compile(r"([.!?])(\s+)(\[\d[\d,;–\-\s]*\])(?=\s+[^\W\d_a-z])")
+_DECIMAL_POINT = re.compile(r"(?<=\d)\.(?=\d)")
+_DEGREES = re.compile(r"°[A-Z](?=\.)")
 # A decimal number is one token; everything else is a run of letters and digits, so "TiO2-coated" is two.
 _TOKEN = re.compile(r"\d+(?:\.\d+)+|[^\W_]+")
 
@@ -59,15 +65,20 @@ def sentences(text: str) -> list[Span]:
     spans = []
     for paragraph in syntok.segmenter.analyze(_masked(text)):
         for tokens_ in paragraph:
-            start, end = tokens_[0].offset, tokens_[-1].offset + len(tokens_[-1].value)
+            start, stop = tokens_[0].offset, tokens_[-1].offset + len(tokens_[-1].value)
+            end = start + len(text[start:stop].rstrip())
             if any(c.isalnum() for c in text[start:end]):
                 spans.append(Span(start, end))
     return spans
 
 
 def _masked(text: str) -> str:
+    """A text of the same length whose full stops are those that end sentences."""
     masked = _ABBREVIATION.sub(lambda m: m[0].replace(".", "x"), text)
-    return _GLUED_MARK.sub(r"\2\1", masked)
+    masked = _DECIMAL_POINT.sub("0", masked)
+    masked = _DEGREES.sub("xx", masked)
+    masked = _SPACED_MARK.sub(r"\2\3\1", masked)
+    return _GLUED_MARK.sub(lambda m: re.sub(r"\W", "x", m[2]) + m[1], masked)
 
 
 def tokens(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import chunking
@@ -58,11 +58,13 @@ def naive_without_overlap(counts, budget, joins):
     return [(c[0], c[-1] + 1) for c in chunks]
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers(5, 200), st.integers(0, 3))
 def test_rule_ranges_are_the_greedy_windows_of_the_method(counts, budget, overlap):
     assert rule_ranges(counts, budget, overlap) == naive_rule(counts, budget, overlap)
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers(5, 80), st.integers(0, 3))
 def test_c11_rule_ranges_advance_cover_everything_and_break_the_budget_only_for_one_long_sentence(counts, budget, overlap):
     ranges = rule_ranges(counts, budget, overlap)
@@ -85,6 +87,7 @@ def test_rule_ranges_by_hand_at_140_words(counts, expected):
     assert rule_ranges(counts, 140, 1) == expected
 
 
+@settings(deadline=None)
 @given(counts_and_vectors(), st.integers(20, 200), st.sampled_from([0.72, 0.3, 0.9]))
 def test_semantic_ranges_join_while_close_to_the_mean_of_the_chunk(data, budget, threshold):
     counts, vectors = data
@@ -96,6 +99,7 @@ def test_semantic_ranges_join_while_close_to_the_mean_of_the_chunk(data, budget,
     assert semantic_ranges(counts, vectors, budget, threshold) == expected
 
 
+@settings(deadline=None)
 @given(counts_and_vectors(), st.integers(20, 200), st.sampled_from([0.18, 0.6, 1.0]))
 def test_topic_shift_ranges_start_where_the_drift_exceeds_the_threshold(data, budget, threshold):
     counts, vectors = data
@@ -105,6 +109,7 @@ def test_topic_shift_ranges_start_where_the_drift_exceeds_the_threshold(data, bu
     assert topic_shift_ranges(counts, vectors, budget, threshold) == expected
 
 
+@settings(deadline=None)
 @given(counts_and_vectors(), st.sampled_from(["semantic", "topic-shift"]), st.sampled_from(["absolute", "percentile"]))
 def test_semantic_and_topic_shift_chunks_partition_the_sentences(data, chunker, mode):
     counts, vectors = data
@@ -152,6 +157,7 @@ def test_percentile_mode_takes_the_threshold_from_the_document_itself():
     assert chunk_ranges([1] * 5, vectors, topic) == [(0, 3), (3, 5)]
 
 
+@settings(deadline=None)
 @given(counts_and_vectors(), st.sampled_from([0.0, 25.0, 50.0, 75.0, 100.0]))
 def test_percentile_mode_is_the_absolute_mode_at_the_percentile_of_the_neighbours(data, percentile):
     counts, vectors = data
@@ -163,6 +169,7 @@ def test_percentile_mode_is_the_absolute_mode_at_the_percentile_of_the_neighbour
     assert chunk_ranges(counts, vectors, topic) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_percentile_mode_joins_two_sentences_whose_only_similarity_is_the_threshold(seed):
     vectors = np.random.default_rng(seed).normal(size=(2, 8)).astype(np.float32)

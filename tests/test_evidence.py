@@ -82,6 +82,7 @@ def test_a_sentence_that_two_passages_share_is_evidence_once():
     variant = dataclasses.replace(DEFAULT, passage_max_words=22)
     pool = pool_of("ice", {"d1": " ".join(statement(name) for name in NAMES[:4])}, variant)
     assert len(pool.passages) == 3
+    assert len(candidate_sentences(pool, select(pool, rank(pool, variant, {}), variant), variant)) == 4
     items = evidence_of(pool, variant)
     assert sorted(item.text for item in items) == sorted(statement(name) for name in NAMES[:4])
 
@@ -192,6 +193,8 @@ def test_the_naive_baseline_reads_no_text_and_refers_to_all_candidates():
         "They called this state “dry ice” and never wrote of it again.”",
         "The corresponding enthalpy was rather low in all of the samples.",
         "Regular exercise reduces the risk of stroke in older adults.",
+        "Warm sea water melts the sheet of ice from below in summer.",
+        "The gene encodes a protein that binds copper in the liver.",
         "Between 1,200–1,400 patients were treated each year in the ward.",
     ],
 )

@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import trec
@@ -151,6 +151,7 @@ def test_the_comparison_counts_towards_the_sentence_limit(limit):
     assert len(answer_to(TEMPORAL, ICE, DATES, max_answer_sentences=limit)) <= limit
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["d1", "d2", "d3", "d4"]), st.integers(1, 50), st.sampled_from(NAMES)), max_size=12),
     st.sampled_from([PLAIN, TEMPORAL]),

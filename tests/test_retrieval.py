@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
@@ -68,11 +68,13 @@ def bm25_by_hand(corpus, query, k1, b):
     return scores
 
 
+@settings(deadline=None)
 @given(CORPORA, QUERIES, st.floats(0.1, 3), st.floats(0, 0.95))
 def test_bm25_is_the_formula_of_the_paper(corpus, query, k1, b):
     assert BM25(corpus, k1, b).get_scores(query) == pytest.approx(bm25_by_hand(corpus, query, k1, b))
 
 
+@settings(deadline=None)
 @given(CORPORA, QUERIES)
 def test_bm25_is_rank_bm25_with_another_idf(corpus, query):
     assume(any(corpus))
@@ -377,6 +379,7 @@ def test_fusion_of_no_list_and_of_empty_lists_is_empty():
     assert retrieval.reciprocal_rank_fusion([[], []]) == {}
 
 
+@settings(deadline=None)
 @given(st.lists(st.permutations("abcdef"), min_size=1, max_size=5), st.integers(1, 100))
 def test_fusion_sums_the_reciprocal_ranks_of_every_list(lists, k):
     expected = {item: sum(1 / (k + ranked.index(item) + 1) for ranked in lists) for item in "abcdef"}

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.text import content_tokens, jaccard, keywords, one_line, sentences, tokens, words
@@ -89,6 +89,7 @@ PIECES = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(
     st.one_of(st.lists(PIECES, max_size=25).map(" ".join), st.lists(PIECES, max_size=25).map("".join), st.text(max_size=60))
 )
