@@ -11,12 +11,13 @@ with dummy rows. (Without that, batches of 2 to 5 rows differ from larger ones i
 
 import hashlib
 import importlib.util
+import json
 import math
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -41,9 +42,13 @@ class Encoded(NamedTuple):
 
 
 class SentenceReranker(Protocol):
-    """What late sentence reranking needs: a label for the outputs, and scores of one query's sentences."""
+    """What late sentence reranking needs: a label for the outputs, and scores of one query's sentences.
+
+    `truncated` counts the texts so far that exceeded the model's token limit.
+    """
 
     label: str
+    truncated: int
 
     def scores(self, query: str, sentences: Sequence[str]) -> list[float]: ...
 
@@ -62,36 +67,41 @@ class VectorCache:
         if not self.path.exists():
             return {}
         found = {}
-        with closing(self._connect()) as db:
+        columns = "SELECT key, vector, n_tokens, crc FROM vectors"
+        with self._open() as db:
             for part in _slices(list(dict.fromkeys(keys)), 500):
                 marks = ",".join("?" * len(part))
-                for key, vector, n_tokens, crc in db.execute(f"SELECT * FROM vectors WHERE key IN ({marks})", part):
-                    if zlib.crc32(vector) == crc:
+                for key, vector, n_tokens, crc in db.execute(f"{columns} WHERE key IN ({marks})", part):
+                    if _checksum(key, vector, n_tokens) == crc:
                         found[key] = np.frombuffer(vector, dtype="<f4"), n_tokens
         return found
 
     def put(self, rows: Iterable[tuple[bytes, np.ndarray, int]]) -> None:
         """Store rows (key, vector, token count), replacing any of the same key."""
         blobs = [(key, vector.astype("<f4").tobytes(), int(n_tokens)) for key, vector, n_tokens in rows]
-        with closing(self._connect()) as db, db:
-            db.executemany(
-                "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", [(k, v, n, zlib.crc32(v)) for k, v, n in blobs]
-            )
+        summed = [(*row, _checksum(*row)) for row in blobs]
+        with self._open() as db, db:
+            db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", summed)
 
     def lock(self) -> FileLock:
         """The lock under which missing rows are computed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(self.path.with_suffix(".lock"))
 
-    def _connect(self) -> sqlite3.Connection:
+    @contextmanager
+    def _open(self):
+        """A connection; any damage that shows in the block is a WorkbookError naming the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            db = sqlite3.connect(self.path, timeout=600)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, n_tokens INT, crc INT)")
-        except sqlite3.DatabaseError as error:
+            with closing(sqlite3.connect(self.path, timeout=600)) as db:
+                db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, n_tokens INT, crc INT)")
+                yield db
+        except (sqlite3.Error, ValueError, TypeError) as error:
             raise WorkbookError(f"{self.path}: damaged vector cache ({error}); delete the file") from None
-        return db
+
+
+def _checksum(key: bytes, vector: bytes | None, n_tokens: int | None) -> int:
+    return zlib.crc32(b"%b|%b|%d" % (key, vector or b"", n_tokens or 0))
 
 
 class Encoder:
@@ -115,7 +125,7 @@ class Encoder:
             with self.cache.lock():
                 there = self.cache.get(list(missing))
                 missing = {key: text for key, text in missing.items() if key not in there}
-                rows |= there | self._compute(missing, progress)
+                rows |= there | (self._compute(missing, progress) if missing else {})
         vectors = np.stack([rows[key][0] for key in keys]) if keys else np.zeros((0, _DIMENSIONS), np.float32)
         return Encoded(vectors, sum(rows[key][1] > self.spec.max_tokens for key in keys))
 
@@ -138,12 +148,14 @@ class CosineReranker:
     def __init__(self, encoder: Encoder):
         self.encoder = encoder
         self.label = f"cosine:{encoder.label}"
+        self.truncated = 0
 
     def scores(self, query: str, sentences: Sequence[str]) -> list[float]:
         """Cosine of the query's vector with each sentence's, in [-1, 1]; empty in, empty out."""
         if not sentences:
             return []
-        vectors = self.encoder.encode([query, *sentences]).vectors
+        vectors, truncated = self.encoder.encode([query, *sentences])
+        self.truncated += truncated
         return [cosine(vectors[0], vector) for vector in vectors[1:]]
 
 
@@ -153,6 +165,7 @@ class CrossEncoderReranker:
     def __init__(self, spec: ModelSpec, cache: VectorCache | None = None):
         self.spec = spec
         self.label = f"{spec.label}, raw logits"
+        self.truncated = 0
         self.cache = cache or VectorCache()
 
     def scores(self, query: str, sentences: Sequence[str]) -> list[float]:
@@ -161,14 +174,18 @@ class CrossEncoderReranker:
         rows = self.cache.get(keys)
         if any(key not in rows for key in keys):
             with self.cache.lock():
-                rows |= self._compute(query, dict(zip(keys, sentences, strict=True)))
+                rows |= self.cache.get(keys)
+                missing = {key: text for key, text in zip(keys, sentences, strict=True) if key not in rows}
+                rows |= self._compute(query, missing) if missing else {}
+        self.truncated += sum(rows[key][1] > self.spec.max_tokens for key in keys)
         return [float(rows[key][0][0]) for key in keys]
 
     def _compute(self, query: str, sentences: dict[bytes, str]) -> dict[bytes, tuple[np.ndarray, int]]:
-        # A whole query's pairs at a time and one pair a pass: the score depends on nothing but the pair.
+        # One pair a pass: the score depends on nothing but the pair.
         pairs = [(query, text) for text in sentences.values()]
         logits = self._model.predict(pairs, batch_size=1, show_progress_bar=False)
-        rows = [(key, np.array([logit]), 0) for key, logit in zip(sentences, logits, strict=True)]
+        lengths = [len(ids) for ids in self._model.tokenizer(pairs, verbose=False)["input_ids"]]
+        rows = [(k, np.array([logit]), n) for k, logit, n in zip(sentences, logits, lengths, strict=True)]
         self.cache.put(rows)
         return {key: (vector, n_tokens) for key, vector, n_tokens in rows}
 
@@ -256,13 +273,16 @@ def _check_weights(spec: ModelSpec, folder: Path) -> None:
 
 
 def _cache_key(*parts: object) -> bytes:
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode("utf-8", "replace")).digest()
+    return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
 def _quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 @lru_cache(maxsize=2)
@@ -270,9 +290,7 @@ def _load(spec: ModelSpec):
     folder = locate(spec)
     _quiet()
     from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     _check_weights(spec, folder)
     model = SentenceTransformer(str(folder), device="cpu")
     model.max_seq_length = spec.max_tokens

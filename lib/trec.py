@@ -7,17 +7,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lib import paths
 from lib.errors import WorkbookError
 from lib.evidence import Evidence, EvidenceSet
 from lib.generation import Sentence
 from lib.slices import Document, Query
 from lib.text import words
-from lib.variants import Profile, Variant
+from lib.variants import Profile, Variant, read_yaml
 
 ANSWER_WORDS = 400  # TREC RAG's limit on an answer
+MAX_REFERENCES = 100  # and on the references of a record
 
 
 def record(query: Query, references: list[str], answer: Sequence[Sentence], team_id: str, run_id: str) -> dict[str, Any]:
@@ -38,27 +37,27 @@ def normalise(response: dict[str, Any]) -> dict[str, Any]:
 
     Raises ValueError for a citation that is no whole number or lies outside the references.
     """
-    kept = list(dict.fromkeys(response["references"]))
+    names = [str(doc_id) for doc_id in response["references"]]
+    kept = list(dict.fromkeys(names))
     answer = []
     for sentence in response["answer"]:
         for index in sentence["citations"]:
             if fault := _index_fault(index, len(response["references"])):
                 raise ValueError(fault)
-        cited = dict.fromkeys(kept.index(response["references"][i]) for i in sentence["citations"])
+        cited = dict.fromkeys(kept.index(names[i]) for i in sentence["citations"])
         answer.append({"text": sentence["text"], "citations": list(cited)})
     return {**response, "references": kept, "answer": answer}
 
 
 def limit_words(response: dict[str, Any], limit: int = ANSWER_WORDS) -> dict[str, Any]:
     """The record without the last sentences beyond `limit` words; what only they cited leaves the references."""
-    answer = list(response["answer"])
+    answer, dropped = list(response["answer"]), []
     while sum(words(sentence["text"]) for sentence in answer) > limit:
-        answer.pop()
-    if len(answer) == len(response["answer"]):
-        return response
-    used = sorted({index for sentence in answer for index in sentence["citations"]})
-    renumbered = [{**s, "citations": [used.index(i) for i in s["citations"]]} for s in answer]
-    return {**response, "references": [response["references"][i] for i in used], "answer": renumbered}
+        dropped.append(answer.pop())
+    gone = {i for s in dropped for i in s["citations"]} - {i for s in answer for i in s["citations"]}
+    stay = [i for i in range(len(response["references"])) if i not in gone]
+    renumbered = [{**s, "citations": [stay.index(i) for i in s["citations"]]} for s in answer]
+    return {**response, "references": [response["references"][i] for i in stay], "answer": renumbered}
 
 
 def provenance(collected: EvidenceSet, answer: Sequence[Sentence], status: str, models: dict[str, str]) -> dict[str, Any]:
@@ -92,22 +91,28 @@ def validate(responses: Path, queries: Sequence[Query], documents: dict[str, Doc
     by_id = {query.query_id: query for query in queries}
     cited: dict[str, list[set[str]]] = {}
     seen: dict[str, int] = {}
-    for number, row in _lines(responses):
-        place = f"{responses}:{number}"
-        faults = [row] if isinstance(row, str) else list(_record_faults(row, by_id, seen, number))
-        yield from (f"{place}: {fault}" for fault in faults)
+    for number, row, fault in _lines(responses):
+        faults = [fault] if fault else list(_record_faults(row, by_id, seen, number))
+        yield from (f"{responses}:{number}: {fault}" for fault in faults)
         if not faults:
             names = [str(doc_id) for doc_id in row["references"]]
             cited[str(row["metadata"]["narrative_id"])] = [{names[i] for i in s["citations"]} for s in row["answer"]]
     for query_id in by_id:
         if query_id not in seen:
             yield f"{responses}: query '{query_id}' is missing; every query must be answered exactly once"
-    yield from _evidence_faults(responses.with_name("evidence.jsonl"), by_id, documents)
-    yield from _provenance_faults(responses.with_name("provenance.jsonl"), cited, documents)
+    checks = {"evidence.jsonl": _evidence_faults, "provenance.jsonl": _provenance_faults}
+    for name, check in checks.items():
+        path = responses.with_name(name)
+        for number, row, fault in _lines(path) if path.exists() else ():
+            query = by_id.get(str(row.get("query_id"))) if not fault else None
+            if not fault and query is None:
+                fault = f"query '{row.get('query_id')}' is not in the slice"
+            faults = [fault] if fault else check(row, query, cited, documents)
+            yield from (f"{path}:{number}: {fault}" for fault in faults)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, parsed value, or the fault as text) of each line that is not blank."""
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """(line number, object, fault) of each line that is not blank; one of the last two is empty."""
     if not path.is_file():
         raise WorkbookError(f"{path}: no such file; give the responses.jsonl of a run")
     with open(path, "rb") as file:
@@ -115,10 +120,15 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line.decode("utf-8"))
+                value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
             except (ValueError, RecursionError) as error:
-                value = f"not JSON ({error})"
-            yield number, value if isinstance(value, dict | str) else "not an object"
+                yield number, {}, f"not JSON ({error})"
+                continue
+            yield (number, value, "") if isinstance(value, dict) else (number, {}, "not an object")
+
+
+def _refuse_constant(name: str):
+    raise ValueError(f"{name} is not JSON")
 
 
 def _record_faults(row: dict, by_id: dict[str, Query], seen: dict[str, int], number: int) -> Iterator[str]:
@@ -137,6 +147,11 @@ def _record_faults(row: dict, by_id: dict[str, Query], seen: dict[str, int], num
         yield f"query '{query_id}' is not in the slice"
         return
     yield from _reference_faults(references, by_id[query_id])
+    if len(references) > MAX_REFERENCES:
+        yield f"{len(references)} references; at most {MAX_REFERENCES} are allowed"
+    length = sum(words(s["text"]) for s in answer if isinstance(s, dict) and isinstance(s.get("text"), str))
+    if length > ANSWER_WORDS:
+        yield f"the answer has {length} words; at most {ANSWER_WORDS} are allowed"
     for position, sentence in enumerate(answer):
         yield from (f"sentence {position}: {fault}" for fault in _sentence_faults(sentence, len(references)))
 
@@ -172,58 +187,62 @@ def _index_fault(index: Any, size: int) -> str | None:
     return None
 
 
-def _evidence_faults(path: Path, by_id: dict[str, Query], documents: dict[str, Document] | None) -> Iterator[str]:
-    for number, row in _lines(path) if path.exists() else ():
-        place = f"{path}:{number}"
-        if isinstance(row, str):
-            yield f"{place}: {row}"
-            continue
-        query = by_id.get(str(row.get("query_id")))
-        if query is None:
-            yield f"{place}: query '{row.get('query_id')}' is not in the slice"
-            continue
-        yield from (f"{place}: {fault}" for fault in _reference_faults(row.get("references", []), query))
-        for item in row.get("evidence", []):
-            fault = _span_fault(item, item.get("text"), documents)
-            if fault:
-                yield f"{place}: evidence {item.get('evidence_id')}: {fault}"
+def _evidence_faults(row: dict, query: Query, _: dict, documents: dict[str, Document] | None) -> Iterator[str]:
+    references, items = row.get("references"), row.get("evidence")
+    if not isinstance(references, list) or not isinstance(items, list) or not all(isinstance(i, dict) for i in items):
+        yield "expected the fields references (a list) and evidence (a list of objects)"
+        return
+    yield from _reference_faults(references, query)
+    for item in items:
+        fault = _span_fault(item, query, documents)
+        if not fault and not isinstance(item.get("text"), str):
+            fault = "its text is missing"
+        if not fault and documents is not None:
+            document = documents[str(item["doc_id"])]
+            if document.text[item["start"] : item["end"]] != item["text"]:
+                fault = f"text differs from characters {item['start']}-{item['end']} of document '{document.doc_id}'"
+        if fault:
+            yield f"evidence {item.get('evidence_id')}: {fault}"
 
 
-def _span_fault(span: dict, text: str | None, documents: dict[str, Document] | None) -> str | None:
-    """Why a span does not hold, or None; without `text` only its bounds are checked."""
+def _span_fault(span: dict, query: Query, documents: dict[str, Document] | None) -> str | None:
+    """Why a span cannot be one of a candidate's text, or None; without documents only the candidate is checked."""
+    doc_id = str(span.get("doc_id"))
+    if documents is not None and doc_id not in documents:
+        return f"document '{doc_id}' is not in the slice"
+    if doc_id not in query.doc_ids:
+        return f"document '{doc_id}' is not a candidate of query '{query.query_id}'"
     if documents is None:
         return None
-    document = documents.get(str(span.get("doc_id")))
-    if document is None:
-        return f"document '{span.get('doc_id')}' is not in the slice"
-    start, end = span.get("start"), span.get("end")
-    if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end <= len(document.text):
-        return f"span {start}-{end} does not lie in document '{document.doc_id}' of {len(document.text)} characters"
-    if text is not None and document.text[start:end] != text:
-        return f"text differs from characters {start}-{end} of document '{document.doc_id}'"
+    start, end, length = span.get("start"), span.get("end"), len(documents[doc_id].text)
+    if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end <= length:
+        return f"span {start}-{end} does not lie in document '{doc_id}' of {length} characters"
     return None
 
 
-def _provenance_faults(path: Path, cited: dict, documents: dict[str, Document] | None) -> Iterator[str]:
-    for number, row in _lines(path) if path.exists() else ():
-        if isinstance(row, str):
-            yield f"{path}:{number}: {row}"
-            continue
-        answer = cited.get(str(row.get("query_id")))
-        sentences = row.get("sentences", [])
-        if answer is None:  # the record itself is at fault or missing, and has been reported
-            continue
-        if len(answer) != len(sentences):
-            yield f"{path}:{number}: {len(sentences)} sentences, but the response has {len(answer)}"
-        for sentence, doc_ids in zip(sentences, answer, strict=False):
-            place = f"{path}:{number}: sentence {sentence.get('sentence')}"
-            sources = sentence.get("sources", [])
-            if {str(source.get("doc_id")) for source in sources} != doc_ids:
-                yield f"{place}: its sources are not the documents that the response cites"
-            for source in sources:
-                fault = _span_fault(source, None, documents) if source.get("field") == "text" else None
-                if fault:
-                    yield f"{place}: {fault}"
+def _provenance_faults(row: dict, query: Query, cited: dict, documents: dict[str, Document] | None) -> Iterator[str]:
+    sentences = row.get("sentences")
+    if not isinstance(sentences, list) or not all(_has_sources(sentence) for sentence in sentences):
+        yield "expected the field sentences, a list of objects with sources"
+        return
+    answer = cited.get(query.query_id)
+    if answer is None:  # the record itself is at fault or missing, and has been reported
+        return
+    if len(answer) != len(sentences):
+        yield f"{len(sentences)} sentences, but the response has {len(answer)}"
+    for sentence, doc_ids in zip(sentences, answer, strict=False):
+        place = f"sentence {sentence.get('sentence')}"
+        if {str(source.get("doc_id")) for source in sentence["sources"]} != doc_ids:
+            yield f"{place}: its sources are not the documents that the response cites"
+        for source in sentence["sources"]:
+            fault = _span_fault(source, query, documents) if source.get("field") == "text" else None
+            if fault:
+                yield f"{place}: {fault}"
+
+
+def _has_sources(sentence: Any) -> bool:
+    sources = sentence.get("sources") if isinstance(sentence, dict) else None
+    return isinstance(sources, list) and all(isinstance(source, dict) for source in sources)
 
 
 def ir_metadata(variant: Variant, profile: Profile, models: dict[str, str], submission: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +282,7 @@ def ir_metadata(variant: Variant, profile: Profile, models: dict[str, str], subm
 def load_submission() -> dict[str, Any]:
     """`params/submission.yaml`: team, research goal and repository, the same for all runs."""
     path = paths.PARAMS / "submission.yaml"
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = read_yaml(path)
     for key in ("team", "research_goal", "repository"):
         if not isinstance(values.get(key), str) or not values[key].strip():
             raise WorkbookError(f"{path}: '{key}' must be filled in")
@@ -275,7 +294,7 @@ def bundle(run: Path, out: Path) -> Path:
     for name in ("responses.jsonl", "ir-metadata.yml"):
         if not (run / name).is_file():
             raise WorkbookError(f"{run}: no {name}; give a run's folder, such as outputs/sample/runs/rule-minilm")
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WorkbookError(f"{out}: the folder is not empty; give a new one")
     staging = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)

@@ -6,6 +6,7 @@ behind the pipeline) in `params/profiles/`. An ablation is `dataclasses.replace`
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class Variant:
     max_answer_words: int = 60
 
     def __post_init__(self):
+        if self.name.strip() in ("", ".", "..") or not self.name.isprintable() or set(self.name) & set("/\\"):
+            raise ValueError(f"name {self.name!r} cannot be the name of a folder; use letters, digits and -")
         for field in _POSITIVE:
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
@@ -123,7 +126,7 @@ class ModelSpec:
     @property
     def label(self) -> str:
         """The name that stands beside every figure: `all-MiniLM-L6-v2`, or `cosine:…` for a stand-in reranker."""
-        return self.name.rsplit("/", 1)[-1]
+        return self.name.rstrip("/").rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -151,16 +154,19 @@ def stages(variant: Variant) -> dict[str, Variant]:
         if getattr(variant, part):
             current = dataclasses.replace(current, **{"retrieval": variant.retrieval, part: True})
             found[label] = current
-    return found
+    return found if current == variant else {**found, "+ fusion": variant}
 
 
 def load_variant(path: Path, overrides: dict[str, str] | None = None) -> Variant:
     """The variant in a YAML file, with `key=value` overrides. Raises WorkbookError naming file and parameter."""
-    values = _read_yaml(path)
+    values = read_yaml(path)
     where = dict.fromkeys(values, str(path))
     for key, text in (overrides or {}).items():
-        values[key] = yaml.safe_load(text)
         where[key] = f"--set {key}={text}"
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise WorkbookError(f"{where[key]!r}: the value is not YAML; quote it") from None
     return build(Variant, values, where, str(path))
 
 
@@ -192,7 +198,7 @@ def load_profile(name: str) -> Profile:
     if not path.exists():
         known = [p.stem for p in sorted(folder.glob("*.yaml"))]
         raise WorkbookError(f"--profile: no profile '{name}' in {folder}{_nearest(name, known)}")
-    values = _read_yaml(path)
+    values = read_yaml(path)
     for key in ("encoder", "sentence_reranker"):
         if isinstance(values.get(key), dict):
             where = dict.fromkeys(values[key], f"{path}: {key}")
@@ -206,7 +212,7 @@ def build(cls: type, values: dict[str, Any], where: dict[str, str], source: str)
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in fields:
-            raise WorkbookError(f"{where[key]}: unknown parameter '{key}'{_nearest(key, fields)}")
+            raise WorkbookError(f"{where[key]}: unknown parameter '{key}'{_nearest(str(key), fields)}")
         if not _fits(value, hints[key]):
             raise WorkbookError(f"{where[key]}: parameter '{key}' must be {_spell(hints[key])}, not {value!r}")
     missing = [n for n, f in fields.items() if n not in values and f.default is dataclasses.MISSING]
@@ -220,11 +226,14 @@ def build(cls: type, values: dict[str, Any], where: dict[str, str], source: str)
         raise WorkbookError(f"{source}: {error}") from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The `parameter: value` lines of a YAML file. Raises WorkbookError naming file and line."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WorkbookError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise WorkbookError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         raise WorkbookError(f"{path}:{line}: malformed YAML ({getattr(error, 'problem', error)})") from None
@@ -242,7 +251,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is float:
-        return isinstance(value, int | float)
+        return isinstance(value, int | float) and math.isfinite(value)
     return isinstance(value, hint)
 
 
