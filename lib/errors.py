@@ -1,4 +1,4 @@
-"""The one error a user is meant to read."""
+"""The errors that a user is meant to read."""
 
 
 class WorkbookError(Exception):
@@ -6,3 +6,7 @@ class WorkbookError(Exception):
 
     The command line prints the message without a traceback and exits with status 2.
     """
+
+
+class StopEverything(WorkbookError):
+    """No request to a service can succeed any more: the key is refused, the quota used up, the model unknown."""

@@ -58,9 +58,24 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a log of whole lines; a torn line that a kill left at its end is taken off first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.read_bytes() if path.exists() else b""
+    if there and not there.endswith(b"\n"):
+        with atomic(path, "wb") as file:
+            file.write(there[: there.rfind(b"\n") + 1])
+    with open(path, "ab") as file:
+        file.write(line.encode() + b"\n")
+
+
 def to_json(value: Any) -> str:
-    """`value` as one line of strict JSON: UTF-8 kept, floats rounded to 6 decimals, NaN refused."""
+    """`value` as one line of strict JSON: UTF-8 kept, floats rounded to 6 decimals, NaN refused.
+
+    A lone surrogate, which UTF-8 cannot hold, becomes a question mark.
+    """
     line = json.dumps(_rounded(value), ensure_ascii=False, allow_nan=False)
+    line = line.encode("utf-8", "replace").decode("utf-8")
     for char, escape in _LINE_LIKE.items():
         line = line.replace(char, escape)
     return line

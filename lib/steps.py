@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from tqdm.auto import tqdm
 
-from lib import chunking, generation, paths, trec
+from lib import answering, chunking, paths, trec
 from lib.encoders import Encoder, VectorCache, reranker
 from lib.errors import WorkbookError
 from lib.evidence import Evidence, EvidenceSet, Models, collect
@@ -122,36 +122,50 @@ def read_evidence(run: Path) -> Iterator[EvidenceSet]:
         yield EvidenceSet(row["query_id"], row["status"], row["references"], [], items, row["sentence_reranker"])
 
 
-def generate(sweep: Path, slice_: Slice, variant: Variant, profile: Profile, run: Path) -> list[dict[str, Any]]:
-    """Write a run's `responses.jsonl`, `provenance.jsonl` and `ir-metadata.yml`; returns the responses."""
+def generate(
+    sweep: Path,
+    slice_: Slice,
+    variant: Variant,
+    profile: Profile,
+    run: Path,
+    budget: float = 0.0,
+    fallback: str = "",
+) -> list[dict[str, Any]]:
+    """Write a run's `responses.jsonl`, `provenance.jsonl` and `ir-metadata.yml`; returns the responses.
+
+    Where a model answers, also `replies.jsonl`, and the further draws of `repeat` under `draw-2/`, ….
+    """
     submission = trec.load_submission()
     models = model_names(variant, profile)
-    responses, sources = [], []
-    for query, collected in zip(slice_.queries, read_evidence(run), strict=True):
-        answer = answer_one(slice_, query, collected, variant)
-        status = "ok" if answer else collected.status.replace("ok", "no-evidence")
-        responses.append(trec.record(query, collected.references, answer, submission["team"], variant.name))
-        sources.append(trec.provenance(collected, answer, status, models))
-    paths.write_jsonl(run / "responses.jsonl", responses)
-    paths.write_jsonl(run / "provenance.jsonl", sources)
+    sets = list(read_evidence(run))
+    draws = answering.answer_run(slice_, sets, variant, profile, run, budget, fallback)
+    responses = []
+    for number, answers in enumerate(draws, 1):
+        folder = run if number == 1 else run / f"draw-{number}"
+        rows = list(zip(slice_.queries, sets, answers, strict=True))
+        records = [trec.record(q, s.references, a.sentences, submission["team"], variant.name) for q, s, a in rows]
+        paths.write_jsonl(folder / "responses.jsonl", records)
+        sources = (trec.provenance(s, a.sentences, a.status, models, a.fallback) for _, s, a in rows)
+        paths.write_jsonl(folder / "provenance.jsonl", sources)
+        responses = responses or records
+    answering.write_replies(run, slice_.queries, draws, profile)
     about = trec.ir_metadata(variant, profile, models, submission)
     paths.write_text(run / "ir-metadata.yml", yaml.safe_dump(about, sort_keys=False, allow_unicode=True))
     return responses
 
 
-def answer_one(slice_: Slice, query: Query, collected: EvidenceSet, variant: Variant) -> list[generation.Sentence]:
-    """The answer sentences of one query under a variant's generator."""
-    documents = slice_.documents(query)
-    if not variant.reads_text:
-        return generation.titles(query, documents, variant)
-    return generation.extractive(query, collected.evidence, {d.doc_id: d for d in documents}, variant)
+def read_replies(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `replies.jsonl`; none where no model was asked."""
+    path = run / "replies.jsonl"
+    return list(paths.read_jsonl(path)) if path.exists() else []
 
 
 def model_names(variant: Variant, profile: Profile) -> dict[str, str]:
     """The names of the models behind a run, `none` where it uses none."""
     chunker = profile.encoder.label if chunking.needs_vectors(variant) else "none"
     late = reranker(profile.sentence_reranker).label if variant.sentence_rerank else "none"
-    generator = profile.generator if variant.reads_text else "titles"
+    generator = profile.service.model if profile.service and profile.generator != "extractive" else "extractive"
+    generator = generator if variant.reads_text else "titles"
     return {"chunking_encoder": chunker, "sentence_reranker": late, "generator": generator}
 
 

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lib import paths, sweep
+from lib import paths, steps, sweep
+from lib.answering import run_requests
 from lib.errors import WorkbookError
+from lib.llm import Client, Ledger, Prices, estimate_tokens
 from lib.measures.primary import cited_documents, cited_precision
 from lib.notebooks import Failure
 from lib.slices import Slice
 from lib.sweep import Outcome, Task
 from lib.text import words
-from lib.variants import Variant
+from lib.variants import Profile, Variant
 
 SUMMARY, FIGURE = Path("results") / "summary.csv", Path("results") / "summary.png"
 
@@ -36,7 +38,31 @@ def run_with_progress(out: Path, todo: list[Task], jobs: int) -> Outcome:
         return sweep.run(out, todo, jobs, tell)
 
 
-def report(out: Path, systems: list[Variant], outcome: Outcome) -> None:
+def estimate(out: Path, systems: list[Variant], profile: Profile) -> None:
+    """Print requests, tokens and dollars of what a sweep would send; what is stored is not sent again."""
+    if profile.generator == "extractive":
+        print(f"profile {profile.name}: no model service; nothing would be sent")
+        return
+    slice_, client, prices = Slice(out / "slice"), Client(profile.service), Prices()
+    in_batch = profile.generator == "openai-batch"
+    attempts = 1 if in_batch else profile.service.reply_attempts
+    total = [0, 0, 0.0]
+    for variant in (v for v in systems if v.reads_text):
+        sets = list(steps.read_evidence(out / "runs" / variant.name))
+        requests = [r for n in range(profile.repeat) for r in run_requests(slice_, sets, variant, profile, n).values()]
+        todo = [request for request in requests if client.stored(request) is None]
+        tokens = sum(estimate_tokens(request) for request in todo)
+        written = len(todo) * profile.service.max_tokens
+        dollars = prices.cost(profile.service.model, tokens * attempts, written * attempts, in_batch)
+        price = "no price" if dollars is None else f"at most ${dollars:.4f}"
+        print(f"{variant.name:<26} {len(todo):>5} of {len(requests)} requests  about {tokens:>9,} prompt tokens  {price}")
+        total = [total[0] + len(todo), total[1] + tokens, total[2] + (dollars or 0.0)]
+    price = "no price" if prices.cost(profile.service.model, 0, 0) is None else f"at most ${total[2]:.4f}"
+    print(f"{profile.service.model}: {total[0]} requests, about {total[1]:,} prompt tokens, {price}")
+    print("nothing was sent")
+
+
+def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile) -> None:
     """Print what was done and a row a system; write `results/summary.csv` and `.png` where anything changed."""
     rows = [row for row in (_row(out, variant) for variant in systems) if row]
     for row in rows:
@@ -49,6 +75,10 @@ def report(out: Path, systems: list[Variant], outcome: Outcome) -> None:
     for name, failure in outcome.failed.items():
         print(f"  failed: {name}: {failure}")
         print(f"          see {out / 'notebooks' / f'{name}.failed.ipynb'}")
+    if profile.generator == "openai" and (out / "ledger.jsonl").exists():
+        print(f"{profile.service.model}: ${Ledger(out / 'ledger.jsonl', Prices()).spent:.4f} spent so far in this sweep")
+    if profile.generator == "openai-batch" and any((out / "runs" / v.name / "pending.json").exists() for v in systems):
+        print(f"answers are pending; next: workbook batch build {out}")
     print(f"results: {out}")
 
 
@@ -58,14 +88,17 @@ def _row(out: Path, variant: Variant) -> dict | None:
     if not (run / "responses.jsonl").exists():
         return None
     responses = list(paths.read_jsonl(run / "responses.jsonl"))
-    statuses = Counter(row["status"] for row in paths.read_jsonl(run / "provenance.jsonl"))
+    sources = list(paths.read_jsonl(run / "provenance.jsonl"))
+    statuses = Counter(row["status"] for row in sources)
     qrels = Slice(out / "slice").qrels()
     judged = [r for r in responses if r["metadata"]["narrative_id"] in qrels]
     lengths = [sum(words(s["text"]) for s in r["answer"]) for r in responses]
     return {
         "system": variant.name,
         "queries": len(responses),
-        "answered": statuses["ok"],
+        "answered": statuses.pop("ok", 0),
+        "not answered": dict(sorted(statuses.items())),
+        "filled in": sum("fallback" in row for row in sources),
         "words": sum(lengths) / len(lengths),
         "judged": len(judged),
         "precision": [cited_precision(cited_documents(r), qrels[r["metadata"]["narrative_id"]]) for r in judged],
@@ -74,9 +107,11 @@ def _row(out: Path, variant: Variant) -> dict | None:
 
 def _line(row: dict) -> str:
     precision = f"{sum(row['precision']) / row['judged']:.3f}" if row["judged"] else "  –  "
+    rest = ", ".join(f"{count} {status}" for status, count in row["not answered"].items())
+    filled = f", {row['filled in']} filled in" if row["filled in"] else ""
     return (
         f"{row['system']:<26} {row['answered']:>4} of {row['queries']} answered  {row['words']:>5.1f} words  "
-        f"cited precision {precision} ({row['judged']} judged)"
+        f"cited precision {precision} ({row['judged']} judged){f'  [{rest}{filled}]' if rest else ''}"
     )
 
 

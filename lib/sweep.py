@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from lib import chunking, notebooks, paths, slices
+from lib import batch, chunking, notebooks, paths, slices
 from lib.encoders import locate
-from lib.errors import WorkbookError
+from lib.errors import StopEverything, WorkbookError
 from lib.notebooks import Failure
 from lib.variants import Profile, Variant
 
@@ -31,14 +31,26 @@ RETRIEVE, GENERATE = "03_ablate_retrieval", "04_generate_answers"
 
 @dataclass(frozen=True)
 class Task:
-    """One run of one notebook: its parameters, the tasks before it, and the files it reads and writes."""
+    """One run of one notebook: its parameters, the tasks before it, and the files it reads and writes.
+
+    An input that is not there counts as such; `settings` are what it depends on that is no file.
+    Of the tasks with `service`, which ask a model service, one runs at a time: their requests run side by
+    side already. A task whose `pending` file is there when it ends has left queries to be asked again,
+    and is never taken for done.
+    """
 
     name: str
-    notebook: Path
     parameters: dict[str, Any]
     after: tuple[str, ...] = ()
     inputs: tuple[Path, ...] = ()
     outputs: tuple[Path, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    service: bool = False
+    pending: Path | None = None
+
+    @property
+    def notebook(self) -> Path:
+        return paths.NOTEBOOKS / f"{self.name.split('.')[0]}.ipynb"
 
 
 @dataclass
@@ -70,52 +82,84 @@ def check_models(variants: list[Variant], profile: Profile) -> None:
         locate(profile.sentence_reranker)
 
 
-def tasks(out: Path, spec: str, variants: list[Variant]) -> list[Task]:
-    """The tasks of a sweep, each after those that it depends on."""
+def tasks(
+    out: Path, spec: str, variants: list[Variant], profile: Profile, budget: float = 0.0, fallback: str = ""
+) -> list[Task]:
+    """The tasks of a sweep, each after those that it depends on; `budget` (dollars, 0 for none) and `fallback` are 04's."""
     slice_files = tuple(out / "slice" / n for n in ("documents.jsonl", "queries.jsonl", "citation_degrees.json"))
-    folder = str(out)
-    profile = out / "profile.yaml"
+    variant_files = {v.name: out / "variants" / f"{v.name}.yaml" for v in variants}
     chunks = {v.name: out / "chunks" / chunking.chunker_id(v) / "passages.jsonl" for v in variants if v.reads_text}
-    variant_files = tuple(out / "variants" / f"{v.name}.yaml" for v in variants)
-    made = [
-        _task(PREPARE, {"sweep_dir": folder, "slice_source": spec}, (), slices.source_files(spec), slice_files),
-        _task(
-            CHUNK,
-            {"sweep_dir": folder, "variants": str(out / "variants"), "profile": str(profile)},
-            (PREPARE,),
-            (*slice_files, profile, *variant_files),
-            tuple(dict.fromkeys(chunks.values())),
-        ),
-    ]
-    for variant, variant_file in zip(variants, variant_files, strict=True):
+    models = {"encoder": asdict(profile.encoder), "sentence_reranker": asdict(profile.sentence_reranker)}
+    common = {"sweep_dir": str(out), "profile": str(out / "profile.yaml")}
+    prepare = Task(
+        PREPARE,
+        {"sweep_dir": str(out), "slice_source": spec},
+        inputs=tuple(slices.source_files(spec)),
+        outputs=slice_files,
+    )
+    chunk = Task(
+        CHUNK,
+        {**common, "variants": str(out / "variants")},
+        after=(PREPARE,),
+        inputs=(*slice_files, *variant_files.values()),
+        outputs=tuple(dict.fromkeys(chunks.values())),
+        settings=models,
+    )
+    made = [prepare, chunk]
+    for variant in variants:
         run = out / "runs" / variant.name
-        given = {"sweep_dir": folder, "variant": str(variant_file), "profile": str(profile)}
-        own = tuple(chunks[name] for name in (variant.name,) if name in chunks)
-        evidence = (run / "evidence.jsonl",)
-        responses = tuple(run / n for n in ("responses.jsonl", "provenance.jsonl", "ir-metadata.yml"))
-        reads = (*slice_files, profile, variant_file)
-        name = f"{RETRIEVE}.{variant.name}"
-        made.append(_task(name, given, (CHUNK,), (*reads, *own), evidence))
-        submission = paths.PARAMS / "submission.yaml"
-        made.append(_task(f"{GENERATE}.{variant.name}", given, (name,), (*reads, *evidence, submission), responses))
+        retrieve = Task(
+            f"{RETRIEVE}.{variant.name}",
+            {**common, "variant": str(variant_files[variant.name])},
+            after=(CHUNK,),
+            inputs=(*slice_files, out / "slice" / "qrels.txt", variant_files[variant.name], *chunks_of(variant, chunks)),
+            outputs=(run / "evidence.jsonl",),
+            settings=models,
+        )
+        made += [retrieve, _answer_task(retrieve, out, variant, profile, budget, fallback)]
     return made
 
 
-def _task(name: str, given: dict[str, Any], after: tuple, inputs, outputs: tuple) -> Task:
-    notebook = paths.NOTEBOOKS / f"{name.split('.')[0]}.ipynb"
-    return Task(name, notebook, given, after, tuple(inputs), outputs)
+def chunks_of(variant: Variant, chunks: dict[str, Path]) -> tuple[Path, ...]:
+    """The file of a variant's chunks, if it has any."""
+    return (chunks[variant.name],) if variant.name in chunks else ()
+
+
+def _answer_task(retrieve: Task, out: Path, variant: Variant, profile: Profile, budget: float, fallback: str) -> Task:
+    run = out / "runs" / variant.name
+    asks = variant.reads_text and profile.generator != "extractive"
+    prompt = paths.PARAMS / "prompts" / f"{profile.prompt}.txt"
+    return Task(
+        f"{GENERATE}.{variant.name}",
+        {**retrieve.parameters, "fallback": fallback, "budget": budget},
+        after=(retrieve.name,),
+        inputs=(
+            *retrieve.inputs,
+            *retrieve.outputs,
+            out / "slice" / "gold_answers.jsonl",
+            paths.PARAMS / "submission.yaml",
+            prompt,
+            *((run / batch.RESULTS,) if asks else ()),
+        ),
+        outputs=tuple(run / n for n in ("responses.jsonl", "provenance.jsonl", "ir-metadata.yml")),
+        settings=asdict(profile),
+        service=asks and profile.generator == "openai",
+        pending=run / "pending.json",
+    )
 
 
 def key_of(task: Task, out: Path) -> str:
     """The hash of all that a task depends on; paths count by their place in the sweep or the project only."""
     given = {k: v.replace(str(out), "OUT") if isinstance(v, str) else v for k, v in task.parameters.items()}
+    given.pop("budget", None)  # says how far to go, not where
     if task.inputs and not task.after:
         given.pop("slice_source")  # the files behind it are inputs, wherever they lie
     lock = paths.PROJECT / "requirements.lock"
     parts = {
         "code": notebooks.code_key(task.notebook),
         "parameters": given,
-        "inputs": [[path.name, paths.sha256(path)] for path in task.inputs],
+        "inputs": [[path.name, paths.sha256(path) if path.exists() else None] for path in task.inputs],
+        "settings": task.settings,
         "packages": paths.sha256(lock) if lock.exists() else None,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -136,7 +180,7 @@ def run(out: Path, todo: list[Task], jobs: int, tell: Callable[[str, Task, Failu
                     waiting.remove(task)
                     outcome.skipped.append(task.name)
                     tell("skipped", task, None)
-                elif len(running) < jobs and set(task.after) <= {*outcome.ran, *outcome.unchanged}:
+                elif _may_start(task, running, jobs, outcome):
                     waiting.remove(task)
                     if is_done(task, out):
                         outcome.unchanged.append(task.name)
@@ -147,9 +191,20 @@ def run(out: Path, todo: list[Task], jobs: int, tell: Callable[[str, Task, Failu
             if running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    _record(future.result(), running.pop(future), outcome, tell)
+                    task, failure = running.pop(future), future.result()
+                    _record(failure, task, outcome, tell)
+                    if failure and failure.error == StopEverything.__name__:
+                        for other in [other for other in waiting if other.service]:
+                            waiting.remove(other)
+                            outcome.skipped.append(other.name)
+                            tell("skipped", other, None)
     outcome.seconds = time.monotonic() - started
     return outcome
+
+
+def _may_start(task: Task, running: dict[Future, Task], jobs: int, outcome: Outcome) -> bool:
+    busy = task.service and any(other.service for other in running.values())
+    return len(running) < jobs and not busy and set(task.after) <= {*outcome.ran, *outcome.unchanged}
 
 
 def is_done(task: Task, out: Path) -> bool:
@@ -184,6 +239,8 @@ def _execute(task: Task, out: Path) -> Failure | None:
     absent = [path for path in task.outputs if not path.exists()]
     if absent:
         return Failure(None, "MissingOutput", f"the notebook ended without writing {absent[0].relative_to(out)}")
+    if task.pending and task.pending.exists():
+        return None
     files = {p.relative_to(out).as_posix(): paths.sha256(p) for p in (*task.outputs, executed(task, out))}
     paths.write_text(marker, json.dumps({"key": key, "files": files}, indent=1) + "\n")
     return None

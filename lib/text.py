@@ -37,6 +37,8 @@ _DEGREES = re.compile(r"°[A-Z](?=\.)")
 # A decimal number is one token; everything else is a run of letters and digits, so "TiO2-coated" is two.
 _TOKEN = re.compile(r"\d+(?:\.\d+)+|[^\W_]+")
 
+_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
 STOPWORDS = frozenset(
     """a about above after again against all also although am among an and another any are as at be because been before
     being below between both but by can cannot could did do does doing done down during each either else ever every few
@@ -111,3 +113,8 @@ def jaccard(a: set[str], b: set[str]) -> float:
 def one_line(text: str) -> str:
     """`text` with every run of white space as one space and control characters gone."""
     return " ".join("".join(c if c.isprintable() or c.isspace() else " " for c in text).split())
+
+
+def unbroken(text: str) -> str:
+    """`text` stripped, with each run of line breaks and control characters as one space and all else as it was."""
+    return _BREAKS.sub(" ", text).strip()

@@ -60,17 +60,21 @@ def limit_words(response: dict[str, Any], limit: int = ANSWER_WORDS) -> dict[str
     return {**response, "references": [response["references"][i] for i in stay], "answer": renumbered}
 
 
-def provenance(collected: EvidenceSet, answer: Sequence[Sentence], status: str, models: dict[str, str]) -> dict[str, Any]:
+def provenance(
+    collected: EvidenceSet, answer: Sequence[Sentence], status: str, models: dict[str, str], fallback: str = ""
+) -> dict[str, Any]:
     """The line of `provenance.jsonl`: each answer sentence led to evidence, passage and character span.
 
-    A sentence that rests on a title instead names the document and `field: title`.
+    A sentence that rests on a title instead names the document and `field: title`. `fallback` names
+    the generator that filled in where the model's reply could not be used.
     """
     by_id = {item.evidence_id: item for item in collected.evidence}
     rows = [
         {"sentence": number, "text": s.text, "sources": [_source(by_id[i]) for i in s.evidence_ids] or _titles(s)}
         for number, s in enumerate(answer)
     ]
-    return {"query_id": collected.query_id, "status": status, "models": models, "sentences": rows}
+    marked = {"fallback": fallback} if fallback else {}
+    return {"query_id": collected.query_id, "status": status, **marked, "models": models, "sentences": rows}
 
 
 def _source(item: Evidence) -> dict[str, Any]:
@@ -268,9 +272,9 @@ def ir_metadata(variant: Variant, profile: Profile, models: dict[str, str], subm
             },
             "generation": {
                 "description": f"{variant.description} At most {variant.max_answer_sentences} sentences.",
-                "prompt": "none: whole evidence sentences",
+                "prompt": "none" if profile.generator == "extractive" else f"params/prompts/{profile.prompt}.txt",
                 "llm": models["generator"],
-                "reasoning": False,
+                "reasoning": bool(profile.service and profile.service.reasoning),
                 "agents": False,
             },
         },

@@ -130,13 +130,60 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class ServiceSpec:
+    """An OpenAI-compatible model service and how to use it.
+
+    `key_env` names the environment variable that holds the key; keys stand nowhere else. `structured`
+    says what the server can do: `schema` (strict JSON schema), `json` (any JSON object), or `text`
+    (nothing; the one JSON object is then sought in the reply). `reasoning` models take no temperature
+    and call the token limit `max_completion_tokens`. `reply_attempts` bounds the replies drawn for one
+    request, `max_waits` the waits for a rate limit or a server fault.
+    """
+
+    model: str
+    base_url: str | None = None
+    key_env: str = "OPENAI_API_KEY"
+    key_required: bool = True
+    temperature: float | None = None
+    seed: int | None = None
+    reasoning: bool = False
+    reasoning_effort: str | None = None
+    max_tokens: int = 800
+    structured: Literal["schema", "json", "text"] = "schema"
+    concurrency: int = 8
+    timeout_seconds: float = 60.0
+    max_waits: int = 6
+    reply_attempts: int = 2
+
+    def __post_init__(self):
+        for field in ("max_tokens", "concurrency", "reply_attempts"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
+        if self.max_waits < 0 or self.timeout_seconds <= 0:
+            raise ValueError("max_waits must not be negative and timeout_seconds must be positive")
+
+
+@dataclass(frozen=True)
 class Profile:
-    """Which models and services stand behind the pipeline. The same code runs under every profile."""
+    """Which models and services stand behind the pipeline. The same code runs under every profile.
+
+    `prompt` names a file in `params/prompts/`; `repeat` asks for that many independent answers to each
+    query, the first of which is the run and the others its noise.
+    """
 
     name: str
     encoder: ModelSpec
     sentence_reranker: ModelSpec
-    generator: Literal["extractive"] = "extractive"
+    generator: Literal["extractive", "openai", "openai-batch"] = "extractive"
+    service: ServiceSpec | None = None
+    prompt: str = "answer"
+    repeat: int = 1
+
+    def __post_init__(self):
+        if self.generator != "extractive" and self.service is None:
+            raise ValueError(f"generator '{self.generator}' needs a 'service' block with at least a model")
+        if self.repeat < 1 or (self.repeat > 1 and self.generator != "openai"):
+            raise ValueError("repeat must be 1, or more with the generator openai")
 
 
 def stages(variant: Variant) -> dict[str, Variant]:
@@ -199,10 +246,10 @@ def load_profile(name: str) -> Profile:
         known = [p.stem for p in sorted(folder.glob("*.yaml"))]
         raise WorkbookError(f"--profile: no profile '{name}' in {folder}{_nearest(name, known)}")
     values = read_yaml(path)
-    for key in ("encoder", "sentence_reranker"):
+    for key, cls in {"encoder": ModelSpec, "sentence_reranker": ModelSpec, "service": ServiceSpec}.items():
         if isinstance(values.get(key), dict):
             where = dict.fromkeys(values[key], f"{path}: {key}")
-            values[key] = build(ModelSpec, values[key], where, f"{path}: {key}")
+            values[key] = build(cls, values[key], where, f"{path}: {key}")
     return build(Profile, values, dict.fromkeys(values, str(path)), str(path))
 
 
@@ -219,7 +266,7 @@ def build(cls: type, values: dict[str, Any], where: dict[str, str], source: str)
     if missing:
         raise WorkbookError(f"{source}: parameter '{missing[0]}' is missing")
     # A whole number is a fine way to write a float parameter in YAML.
-    values = {k: float(v) if hints[k] is float else v for k, v in values.items()}
+    values = {k: float(v) if _is_float(hints[k]) and v is not None else v for k, v in values.items()}
     try:
         return cls(**values)
     except ValueError as error:
@@ -253,6 +300,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, int | float) and math.isfinite(value)
     return isinstance(value, hint)
+
+
+def _is_float(hint: Any) -> bool:
+    return hint is float or float in typing.get_args(hint)
 
 
 def _spell(hint: Any) -> str:

@@ -134,10 +134,11 @@ def notebook_task(folder: Path, name: str, *cells, after=()) -> Task:
     notebook.cells[0].metadata["tags"] = ["parameters"]
     notebook.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
     nbformat.write(notebook, folder / f"{name}.ipynb")
-    return Task(name, folder / f"{name}.ipynb", {"x": 2}, after, (), (folder / "out" / f"{name}.txt",))
+    return Task(name, {"x": 2}, after, (), (folder / "out" / f"{name}.txt",))
 
 
-def test_c23_one_dying_notebook_leaves_the_others_alone_and_is_done_again(tmp_path):
+def test_c23_one_dying_notebook_leaves_the_others_alone_and_is_done_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     out = tmp_path / "out"
     out.mkdir()
     write = f"from pathlib import Path\nPath({str(out)!r}, NAME + '.txt').write_text('done')"
@@ -157,7 +158,8 @@ def test_c23_one_dying_notebook_leaves_the_others_alone_and_is_done_again(tmp_pa
     assert list(again.failed) == ["dying"]
 
 
-def test_a_notebook_that_ends_without_its_output_has_failed(tmp_path):
+def test_a_notebook_that_ends_without_its_output_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     (tmp_path / "out").mkdir()
     task = notebook_task(tmp_path, "idle", "pass")
     outcome = sweep.run(tmp_path / "out", [task], 1, lambda *_: None)

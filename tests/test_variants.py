@@ -379,7 +379,9 @@ def test_every_profile_file_loads_under_its_own_name():
         assert load_profile(str(path)) == load_profile(path.stem)
 
 
-@pytest.mark.parametrize(("name", "part"), [("embeded", "did you mean 'embedded'"), ("zzz", "known: embedded, paper")])
+@pytest.mark.parametrize(
+    ("name", "part"), [("embeded", "did you mean 'embedded'"), ("zzz", "known: embedded, local, openai, paper")]
+)
 def test_an_unknown_profile_is_an_error_with_the_known_ones(name, part):
     with pytest.raises(WorkbookError, match=f"--profile: no profile '{name}' in .*profiles") as error:
         load_profile(name)
