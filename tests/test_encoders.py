@@ -286,8 +286,8 @@ def test_a_flipped_byte_anywhere_in_the_cache_file_never_gives_another_row(tmp_p
     for cache in flips(tmp_path):
         try:
             found = cache.get(list(STORED))
-        except Exception:
-            continue
+        except WorkbookError:  # damage that was noticed gives no row at all
+            found = {}
         wrong += [
             (key, vector, n_tokens)
             for key, (vector, n_tokens) in found.items()
