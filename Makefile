@@ -8,7 +8,6 @@ ifneq ($(wildcard ../shared/slice),)
 export WORKBOOK_REAL_DATA ?= $(abspath ../shared)
 endif
 test bench notebooks: export HF_HUB_OFFLINE = 1
-export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: sweep test test-llm setup lab bench notebooks
 .DEFAULT_GOAL := sweep

@@ -12,7 +12,7 @@ from typing import Any
 
 from lib import paths
 from lib.errors import WorkbookError
-from lib.llm import Client, Reply, Request, checked, read_completion, request_body
+from lib.llm import Client, Reply, Request, checked, is_completion, read_completion, request_body
 from lib.prompting import ANSWER_SCHEMA
 from lib.variants import ServiceSpec
 
@@ -184,8 +184,8 @@ def line_failure(row: dict[str, Any]) -> str:
     if not isinstance(response, dict):
         return "no response"
     body, code = response.get("body"), response.get("status_code")
-    if code == 200 and isinstance(body, dict):
-        return ""
+    if code == 200:
+        return "" if is_completion(body) else "no chat completion"
     said = body.get("error") if isinstance(body, dict) else ""
     said = said.get("message") if isinstance(said, dict) else said
     return f"status {code} {said or ''}".strip()

@@ -174,6 +174,19 @@ def check_strict(schema: dict[str, Any], place: str = "schema") -> None:
                 check_strict(part, f"{place}.{name}{f'.{key}' if key != '' else ''}")
 
 
+def is_completion(body: Any) -> bool:
+    """Whether a reply has the shape of a chat completion, as far as it is read here."""
+    if not isinstance(body, dict) or not isinstance(body.get("choices") or [], list):
+        return False
+    choices = body.get("choices") or [{}]
+    first = choices[0]
+    return (
+        isinstance(first, dict)
+        and isinstance(first.get("message") or {}, dict)
+        and isinstance(body.get("usage") or {}, dict)
+    )
+
+
 def read_completion(body: dict[str, Any], schema: dict[str, Any], structured: str = "schema") -> Reply:
     """The reply in a chat completion's body; what it says of itself decides before its content is read."""
     choices = body.get("choices") or [{}]
@@ -322,15 +335,14 @@ class Client:
 
         body = request_body(self.service, request)
         try:
-            kind = openai.types.chat.ChatCompletion
-            completion = self.patiently(lambda api: api.post("/chat/completions", cast_to=kind, body=body))
+            completion = self.patiently(lambda api: api.post("/chat/completions", cast_to=object, body=body))
         except Exception as error:
             if not isinstance(error, openai.OpenAIError) and not is_passing(error):
                 raise
             return Reply("failed", detail=self.explain(error))
-        if not isinstance(completion, openai.types.chat.ChatCompletion):
+        if not is_completion(completion):
             return Reply("failed", detail="what the service sent is no chat completion")
-        return read_completion(completion.model_dump(), request.schema, self.service.structured)
+        return read_completion(completion, request.schema, self.service.structured)
 
     def patiently(self, call: Callable[[Any], Any]) -> Any:
         """What a call of the `openai` client gives; rate limits and server faults back off with jitter.

@@ -9,7 +9,7 @@ from lib.errors import WorkbookError
 from lib.evidence import Evidence
 from lib.generation import Sentence
 from lib.llm import Request
-from lib.slices import Query, has_text
+from lib.slices import Query
 from lib.text import one_line, unbroken
 from lib.variants import Variant
 
@@ -84,8 +84,8 @@ def _quoted(value: Any) -> str:
 def answer_fault(value: dict[str, Any], known: frozenset[int], max_sentences: int) -> tuple[str, str] | None:
     """Why a reply that follows the schema still cannot be used, as (status, detail); None if it can."""
     sentences = value["answer"]
-    if not sentences or any(not has_text(sentence["text"]) for sentence in sentences):
-        return "empty", "the answer has no sentence, or a blank one"
+    if not sentences or any(not _says_something(sentence["text"]) for sentence in sentences):
+        return "empty", "the answer has no sentence, or one without a letter or digit"
     if len(sentences) > max_sentences:
         return "off-schema", f"{len(sentences)} sentences; at most {max_sentences} are allowed"
     for number, sentence in enumerate(sentences):
@@ -93,6 +93,10 @@ def answer_fault(value: dict[str, Any], known: frozenset[int], max_sentences: in
             if evidence_id not in known:
                 return "unknown-evidence", f"sentence {number} names evidence {evidence_id}, which it was not given"
     return None
+
+
+def _says_something(sentence: str) -> bool:
+    return any(character.isalnum() for character in sentence)
 
 
 def answer_sentences(value: dict[str, Any], documents_of: dict[int, str]) -> list[Sentence]:

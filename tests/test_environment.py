@@ -32,10 +32,10 @@ def declared() -> list[Requirement]:
     return [Requirement(line) for line in [*needed, *(line for group in groups for line in group)]]
 
 
-def locked() -> dict[str, str]:
-    lines = [line.split("#")[0].strip() for line in text_of("requirements.lock").splitlines()]
+def locked(name: str = "requirements.lock") -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in text_of(name).splitlines()]
     pins = [re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;=]+)(?:\s*;.*)?", line) for line in lines if line]
-    assert all(pins), "a line of requirements.lock is no exact pin"
+    assert all(pins), f"a line of {name} is no exact pin"
     return {canonicalize_name(pin[1]): pin[2] for pin in pins}
 
 
@@ -61,7 +61,7 @@ def test_the_project_wants_the_same_python():
 
 
 def test_every_dependency_is_pinned_in_the_lock_at_a_version_it_allows():
-    pins = locked()
+    pins = locked("requirements-local-llm.lock") | locked()
     wanted = {canonicalize_name(requirement.name): requirement for requirement in declared()}
     assert sorted(wanted.keys() - pins.keys()) == []
     assert [name for name, requirement in wanted.items() if not requirement.specifier.contains(pins[name])] == []
@@ -77,6 +77,8 @@ def test_torch_is_the_version_that_is_at_hand_without_its_build():
     assert locked()["torch"] == "2.13.0"
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "environment.yml", "pyproject.toml", "Makefile"])
+@pytest.mark.parametrize(
+    "name", ["requirements.lock", "requirements-local-llm.lock", "environment.yml", "pyproject.toml", "Makefile"]
+)
 def test_no_address_of_an_index_or_a_host_stands_in_the_files_of_the_set_up(name):
     assert [line for line in text_of(name).splitlines() if PLACES.search(line)] == []

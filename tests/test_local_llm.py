@@ -246,7 +246,6 @@ def test_only_candidates_are_cited(swept):
         for row in swept.rows("responses.jsonl")
     }
     assert cited.keys() == candidates.keys()
-    assert any(cited.values())
     assert all(documents <= candidates[query_id] for query_id, documents in cited.items())
 
 
@@ -267,7 +266,7 @@ def test_every_raw_reply_is_kept_with_its_status(swept):
             continue
         answer = json.loads(row["text"])["answer"]
         named = {i for sentence in answer for i in sentence["evidence_ids"]}
-        if not answer or not all(sentence["text"].strip() for sentence in answer):
+        if not answer or not all(re.search(r"\w", sentence["text"]) for sentence in answer):
             assert row["status"] == "empty"
         elif len(answer) > 5:
             assert row["status"] == "off-schema"

@@ -179,8 +179,8 @@ def test_a_failing_system_is_reported_with_cell_and_message_and_exit_code_1(tmp_
     out = tmp_path / "out"
     assert cli.main(["sweep", "--out", str(out), "--variants", "default,single-query-bm25"]) == 1
     said = capsys.readouterr().out
-    # The eleventh code cell, counting the one that papermill injects; so it stands in the failed copy too.
-    assert "failed: 04_generate_answers.default: cell 11: AssertionError: planted" in said
+    # The fourteenth code cell, counting the one that papermill injects; so it stands in the failed copy too.
+    assert "failed: 04_generate_answers.default: cell 14: AssertionError: planted" in said
     assert (out / "runs" / "single-query-bm25" / "responses.jsonl").exists()
 
 
