@@ -30,6 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         encoding(spec, Path(name))
         sweeps(spec, Path(name))
+        scoring(Path(name))
 
 
 def encoding(spec: str, folder: Path) -> None:
@@ -88,6 +89,43 @@ def _sweep(spec: str, out: Path) -> tuple[float, int]:
     if process.returncode:
         sys.exit(f"the sweep failed: {errors.decode()[-2000:]}")
     return time.perf_counter() - started, peak[0]
+
+
+def scoring(folder: Path) -> None:
+    """`workbook score` on 11 runs of 47 and of 94 queries, no text of which was seen before."""
+    small, large = (_score_seconds(folder / f"scored-{n}", n) for n in (47, 94))
+    show("seconds to score 11 runs of 47 queries", small, "at most 60")
+    show("94 queries / 47 queries, scoring", large / small, "linear: at most 2")
+
+
+def _score_seconds(folder: Path, n_queries: int) -> float:
+    """Wall seconds of scoring, model load included, with an empty cache; the answers are the sample's, made distinct."""
+    queries = list(paths.read_jsonl(paths.SAMPLE / "queries.jsonl"))
+    records = list(paths.read_jsonl(paths.SAMPLE / "reference_answers.jsonl"))
+    gold = list(paths.read_jsonl(paths.SAMPLE / "gold_answers.jsonl"))
+    chosen = [(f"q{n}", n % len(queries)) for n in range(n_queries)]
+    rows = {
+        "queries": [{**queries[i], "query_id": name} for name, i in chosen],
+        "gold_answers": [{"query_id": name, "answer": f"{gold[i]['answer']} ({name})"} for name, i in chosen],
+        "reference_answers": [_copy(records[i], name, "reference") for name, i in chosen],
+    }
+    for name, lines in rows.items():
+        paths.write_jsonl(folder / "slice" / f"{name}.jsonl", lines)
+    for run in (f"run-{n}" for n in range(11)):
+        lines = [_copy(records[i], name, run) for name, i in chosen]
+        paths.write_jsonl(folder / "runs" / run / "responses.jsonl", lines)
+    command = [sys.executable, "-m", "lib.cli", "score", "--slice", str(folder / "slice"), "--runs", str(folder / "runs")]
+    started = time.perf_counter()
+    environment = os.environ | {"WORKBOOK_CACHE": str(folder / "cache")}
+    subprocess.run(
+        [*command, "--out", str(folder)], cwd=paths.PROJECT, check=True, stdout=subprocess.DEVNULL, env=environment
+    )
+    return time.perf_counter() - started
+
+
+def _copy(record: dict, query_id: str, run: str) -> dict:
+    answer = [{**s, "text": f"{s['text']} ({run}, {query_id})"} for s in record["answer"]]
+    return {**record, "metadata": {**record["metadata"], "narrative_id": query_id, "run_id": run}, "answer": answer}
 
 
 def _watch(pid: int, peak: list[int]) -> None:

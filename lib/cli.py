@@ -1,4 +1,4 @@
-"""The command line: `workbook sweep | validate | bundle | batch`."""
+"""The command line: `workbook sweep | score | validate | bundle | batch`."""
 
 import argparse
 import os
@@ -41,7 +41,22 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
     sweep.add_argument("--budget", type=float, default=0.0, metavar="USD", help="stop before it is exceeded")
     sweep.add_argument("--fallback", default="", choices=["", "extractive"], help="fill failed answers, and mark them")
+    sweep.add_argument("--no-score", dest="score", action="store_false", help="stop after the answers")
     sweep.set_defaults(command=_sweep)
+
+    score = commands.add_parser(
+        "score",
+        help="measure runs under both evaluation protocols",
+        epilog="example: workbook score --slice data/longeval --runs runs --out scores; runs/NAME/responses.jsonl is a run",
+    )
+    score.add_argument("--slice", required=True, help="'sample', a folder or a longeval id; documents are not needed")
+    score.add_argument("--runs", type=Path, required=True, help="a folder with a folder a run, each with a responses.jsonl")
+    score.add_argument("--out", type=Path, required=True, help="folder to write primary.csv and supplementary.csv to")
+    score.add_argument("--profile", default="embedded", help="'embedded', 'paper', or a YAML file")
+    score.add_argument("--only", default="", metavar="RUNS", help="names of runs, by commas; only these make the pool")
+    score.add_argument("--bank", type=Path, help="a frozen nugget bank (default: the slice's, or mined from the pool)")
+    score.add_argument("--budget", type=float, default=0.0, metavar="USD", help="stop before it is exceeded")
+    score.set_defaults(command=_score)
 
     validate = commands.add_parser(
         "validate",
@@ -113,14 +128,14 @@ def _sweep(args: argparse.Namespace) -> int:
     if not systems:
         raise WorkbookError("--variants: name at least one system, or 'all'")
     profile = variants.load_profile(args.profile)
-    sweep.check_models(systems, profile)
+    sweep.check_models(systems, profile, args.score)
     spec = _absolute(args.slice)
     slices.check(spec)
     out = (args.out or Path("outputs") / Path(args.slice).name).resolve()
     existed = out.exists()
     sweep.prepare_folder(out, systems, profile)
     try:
-        todo = sweep.tasks(out, spec, systems, profile, args.budget, args.fallback)
+        todo = sweep.tasks(out, spec, systems, profile, args.budget, args.fallback, args.score and not args.dry_run)
         if args.dry_run:
             todo = [task for task in todo if not task.name.startswith(sweep.GENERATE)]
         outcome = summary.run_with_progress(out, todo, jobs)
@@ -136,6 +151,33 @@ def _sweep(args: argparse.Namespace) -> int:
         return 0
     summary.report(out, systems, outcome, profile)
     return 1 if outcome.failed else 0
+
+
+def _score(args: argparse.Namespace) -> int:
+    from lib import runs, scoring, slices, variants
+
+    def tell(problem: str) -> None:
+        print(problem, file=sys.stderr)
+
+    profile = variants.load_profile(args.profile)
+    if args.out.exists() and not args.out.is_dir():
+        raise WorkbookError(f"--out: {args.out} is a file; give a folder")
+    wanted = [name for name in args.only.split(",") if name]
+    if args.only and not wanted:
+        raise WorkbookError("--only: name at least one run, or leave it out for all of them")
+    with slices.opened(_absolute(args.slice)) as slice_:
+        found = runs.read_runs(args.runs, slice_.queries, tell)
+        for name in wanted:
+            if name not in found:
+                raise WorkbookError(f"--only: no run '{name}' in {args.runs}; there are: {', '.join(found)}")
+        found = {name: run for name, run in found.items() if not wanted or name in wanted}
+        scoring.check_inputs(slice_, found, args.runs, args.bank)
+        primary = scoring.score_primary(slice_, found, args.out, profile, args.budget, args.bank)
+        supplementary = scoring.score_supplementary(slice_, found, args.runs, args.out, profile, args.budget)
+    for scores in (primary, supplementary):
+        print(scoring.table(scores, scoring.main_measures(scores)).to_string(), end="\n\n")
+    print(f"{len(found)} runs, {len(slice_.queries)} queries; scores: {args.out}")
+    return 0
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ import math
 import os
 import sqlite3
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -204,6 +205,106 @@ class CrossEncoderReranker:
         return CrossEncoder(str(folder), max_length=self.spec.max_tokens, activation_fn=torch.nn.Identity())
 
 
+class BertScorer:
+    """BERTScore F1 by bert-score, raw or rescaled with its English baseline, cached per pair of texts.
+
+    Each text goes through the model by itself, once, so that a value depends on nothing but its pair.
+    `label` names the model and says `rescaled` where the values are; `truncated` counts the texts so
+    far that exceeded the model's token limit.
+    """
+
+    def __init__(self, spec: ModelSpec, layer: int | None = None, rescaled: bool = False, cache: VectorCache | None = None):
+        self.spec, self.rescaled = spec, rescaled
+        self.layer = layer or _layers(spec)
+        self.label = f"{spec.label} rescaled" if rescaled else spec.label
+        self.cache = cache or VectorCache()
+        self.truncated = 0
+
+    def f1(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float | None]:
+        """F1 of each pair (candidate, reference), negatives kept; None where it is not a number.
+
+        A raw value is 0 where one of them is blank, as bert-score has it.
+        """
+        keys = {pair: _cache_key("bertscore", _fingerprint(self.spec), self.layer, *pair) for pair in pairs}
+        rows = self.cache.get(list(keys.values()))
+        if any(key not in rows for key in keys.values()):
+            with self.cache.lock():
+                rows |= self.cache.get(list(keys.values()))
+                missing = {pair: key for pair, key in keys.items() if key not in rows}
+                rows |= self._compute(missing) if missing else {}
+        self.truncated += sum(rows[key][1] for key in keys.values())
+        raw = {pair: float(rows[key][0][0]) for pair, key in keys.items()}
+        return {pair: None if math.isnan(value) else self._rescale(value) for pair, value in raw.items()}
+
+    def _rescale(self, value: float) -> float:
+        return (value - self._baseline) / (1 - self._baseline) if self.rescaled else value
+
+    @cached_property
+    def _baseline(self) -> float:
+        """bert-score's mean F1 of unrelated English sentences for this model and layer."""
+        package = Path(importlib.util.find_spec("bert_score").origin).parent
+        path = package / "rescale_baseline" / "en" / f"{self.spec.label}.tsv"
+        if not path.exists():
+            raise WorkbookError(f"{path}: bert-score has no baseline for {self.spec.name}; set bertscore_rescaled: false")
+        rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
+        return next(float(row[3]) for row in rows if row[0] == str(self.layer))
+
+    def _compute(self, missing: dict[tuple[str, str], bytes]) -> dict[bytes, tuple[np.ndarray, int]]:
+        from bert_score.utils import greedy_cos_idf
+
+        if self.layer > _layers(self.spec):
+            n = _layers(self.spec)
+            raise WorkbookError(f"model {self.spec.name}: no layer {self.layer}; set bertscore_layer to at most {n}")
+        texts = list(dict.fromkeys(text for pair in missing for text in pair if text.strip()))
+        inputs = [self._tokenized(text) for text in texts]  # here: a tokenizer serves one thread at a time
+        with _one_core_each() as pool:
+            embedded = dict(zip(texts, pool.map(self._embed, inputs), strict=True))
+        rows = []
+        for (candidate, reference), key in missing.items():
+            (hyp, hyp_cut), (ref, ref_cut) = embedded.get(candidate, (None, 0)), embedded.get(reference, (None, 0))
+            if hyp and ref and min(hyp[1].sum(), ref[1].sum()) > 2:  # more than the two special tokens
+                # bert-score normalises in place, and turns NaN into 0.
+                p, r, f = greedy_cos_idf(*(part.clone() for part in (*ref, *hyp)))
+                rows.append((key, np.where(np.isnan((p + r).numpy()), np.nan, f.numpy()), int(hyp_cut) + int(ref_cut)))
+            else:
+                rows.append((key, np.zeros(1), 0))
+        self.cache.put(rows)
+        return {key: (vector, cut) for key, vector, cut in rows}
+
+    def _tokenized(self, text: str):
+        """Token ids, weights and mask of one text, and whether it was cut at the model's limit."""
+        from bert_score.utils import collate_idf
+
+        _, tokenizer, weights = self._model
+        cut = len(tokenizer(text, verbose=False)["input_ids"]) > tokenizer.model_max_length
+        ids, padded, _, mask = collate_idf([text], tokenizer, weights, device="cpu")
+        return ids, padded, mask, cut
+
+    def _embed(self, inputs):
+        """Vectors, mask and token weights of one text, and whether it was cut."""
+        from bert_score.utils import bert_encode
+
+        ids, weights, mask, cut = inputs
+        return (bert_encode(self._model[0], ids, attention_mask=mask), mask, weights), cut
+
+    @cached_property
+    def _model(self):
+        folder = locate(self.spec)
+        _quiet()
+        from bert_score.utils import get_tokenizer
+        from transformers import AutoModel
+
+        _check_weights(self.spec, folder)
+        tokenizer = get_tokenizer(str(folder), use_fast=True)
+        weights = defaultdict(lambda: 1.0, {tokenizer.sep_token_id: 0.0, tokenizer.cls_token_id: 0.0})
+        return AutoModel.from_pretrained(str(folder), num_hidden_layers=self.layer).eval(), tokenizer, weights
+
+
+def _layers(spec: ModelSpec) -> int:
+    config = locate(spec) / "config.json"
+    return int(json.loads(config.read_text(encoding="utf-8"))["num_hidden_layers"])
+
+
 def reranker(spec: ModelSpec, cache: VectorCache | None = None) -> SentenceReranker:
     """The sentence reranker that a profile names."""
     if spec.kind == "cross-encoder":
@@ -307,7 +408,7 @@ def forward_passes(spec: ModelSpec, texts: list[str], progress: bool = False):
     The token count is that of the whole text, before truncation to `spec.max_tokens`.
     """
     model = _load(spec)
-    ids = model.tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"]
+    ids = model.tokenizer([paths.encodable(text) for text in texts], add_special_tokens=True, verbose=False)["input_ids"]
     lengths = [len(row) for row in ids]
     order = sorted(range(len(texts)), key=lambda i: (_padded(lengths[i], spec.max_tokens), i))
     batches = list(_batches(order, lengths, spec.max_tokens))

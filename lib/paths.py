@@ -75,10 +75,15 @@ def to_json(value: Any) -> str:
     A lone surrogate, which UTF-8 cannot hold, becomes a question mark.
     """
     line = json.dumps(_rounded(value), ensure_ascii=False, allow_nan=False)
-    line = line.encode("utf-8", "replace").decode("utf-8")
+    line = encodable(line)
     for char, escape in _LINE_LIKE.items():
         line = line.replace(char, escape)
     return line
+
+
+def encodable(text: str) -> str:
+    """`text` with a question mark for every lone surrogate, which JSON can spell and UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> int:

@@ -1,7 +1,7 @@
 """Evidence -> a request to a model, and its reply -> answer sentences (paper, section 3.6)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lib import paths
@@ -35,18 +35,22 @@ ANSWER_SCHEMA: dict[str, Any] = {
 }
 
 
-def load_prompt(name: str) -> tuple[str, str]:
-    """The system and the user part of `params/prompts/<name>.txt`, which a line `---` divides."""
+def load_prompt(name: str, fields: Sequence[str] = ("query", "evidence")) -> tuple[str, str]:
+    """The system and the user part of `params/prompts/<name>.txt`, which a line `---` divides.
+
+    Raises WorkbookError unless the user part has a place for each of `fields`.
+    """
     path = paths.PARAMS / "prompts" / f"{name}.txt"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt")))
         raise WorkbookError(f"{path}: no such prompt; known: {known}")
     parts = path.read_text(encoding="utf-8").split("\n---\n")
-    if len(parts) != 2 or "{evidence}" not in parts[1] or "{query}" not in parts[1]:
-        raise WorkbookError(f"{path}: expected two parts divided by '---', the second with {{query}} and {{evidence}}")
+    if len(parts) != 2 or any(f"{{{field}}}" not in parts[1] for field in fields):
+        places = " and ".join(f"{{{field}}}" for field in fields)
+        raise WorkbookError(f"{path}: expected two parts divided by '---', the second with {places}")
     try:
         parts[0].format(max_sentences=5, max_words=60)
-        parts[1].format(query="", evidence="")
+        parts[1].format(**dict.fromkeys(fields, ""))
     except (KeyError, ValueError, IndexError) as error:
         raise WorkbookError(f"{path}: cannot be filled in ({error!r}); write {{{{ and }}}} for braces") from None
     return parts[0].strip(), parts[1].strip()
@@ -76,9 +80,23 @@ def answer_request(
     return Request(f"{run_id}|{query.query_id}", messages, ANSWER_SCHEMA, draw, check)
 
 
+def request(
+    request_id: str,
+    prompt: tuple[str, str],
+    about: dict[str, Any],
+    schema: dict[str, Any],
+    check: Callable[[dict[str, Any]], tuple[str, str] | None] | None = None,
+) -> Request:
+    """The request of a judge: its rubric, and the data to look at, each field as JSON that no quoted text can close."""
+    system, user = prompt
+    quoted = {name: _quoted(value) for name, value in about.items()}
+    messages = ({"role": "system", "content": system.format()}, {"role": "user", "content": user.format(**quoted)})
+    return Request(request_id, messages, schema, 0, check)
+
+
 def _quoted(value: Any) -> str:
     """A value as JSON that cannot close the block it stands in."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c").replace(">", "\\u003e")
+    return paths.encodable(json.dumps(value, ensure_ascii=False)).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def answer_fault(value: dict[str, Any], known: frozenset[int], max_sentences: int) -> tuple[str, str] | None:

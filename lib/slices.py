@@ -258,7 +258,10 @@ def opened(spec: str) -> Iterator[Slice]:
         return
     with tempfile.TemporaryDirectory() as name:
         prepare(spec, Path(name), documents=False)
-        yield Slice(Path(name))
+        try:
+            yield Slice(Path(name))
+        except WorkbookError as error:  # names the user's own file, not its copy
+            raise WorkbookError(str(error).replace(name, str(paths.SAMPLE if spec == "sample" else spec))) from None
 
 
 def check(spec: str) -> None:
@@ -363,8 +366,8 @@ def make_document(doc_id: str, fields: dict[str, Any]) -> Document:
         text = fields.get(name)
         if isinstance(text, str) and has_text(text):
             # Lone surrogates cannot be written as UTF-8; one replacement character keeps the offsets.
-            return Document(doc_id, _encodable(title), _encodable(text), source, parse_date(fields))
-    return Document(doc_id, _encodable(title), "", "none", parse_date(fields))
+            return Document(doc_id, paths.encodable(title), paths.encodable(text), source, parse_date(fields))
+    return Document(doc_id, paths.encodable(title), "", "none", parse_date(fields))
 
 
 def has_text(text: str) -> bool:
@@ -384,10 +387,6 @@ def parse_date(fields: dict[str, Any]) -> str | None:
             if date not in _PLACEHOLDERS and 1500 <= int(date[:4]) <= 2100:
                 return date
     return None
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _check_candidates(queries: list[Query], kept: dict, report: readers.Problems) -> None:
@@ -415,7 +414,7 @@ def citation_degrees(path: Path, report: readers.Problems) -> dict[str, int]:
 
 
 def _write(source: Source, queries: list[Query], kept: dict, degrees: dict[str, int], folder: Path, report: Report) -> None:
-    rows = ({"query_id": q.query_id, "query": _encodable(q.text), "doc_ids": list(q.doc_ids)} for q in queries)
+    rows = ({"query_id": q.query_id, "query": paths.encodable(q.text), "doc_ids": list(q.doc_ids)} for q in queries)
     paths.write_jsonl(folder / "queries.jsonl", rows)
     paths.write_text(folder / "citation_degrees.json", json.dumps(degrees) + "\n")
     for name in EXTRAS if source.folder else ():

@@ -17,9 +17,10 @@ from lib.encoders import Encoder, VectorCache, reranker
 from lib.errors import WorkbookError
 from lib.evidence import Evidence, EvidenceSet, Models, collect
 from lib.retrieval import Pool
+from lib.runs import Runs, read_run
 from lib.slices import Document, Query, Slice, prepare
 from lib.text import one_line, sentences
-from lib.variants import Profile, Variant, load_variant
+from lib.variants import Profile, Variant, load_variant, load_variants
 
 
 def need_slice(sweep: Path, spec: str = "sample") -> Slice:
@@ -167,6 +168,24 @@ def model_names(variant: Variant, profile: Profile) -> dict[str, str]:
     generator = profile.service.model if profile.service and profile.generator != "extractive" else "extractive"
     generator = generator if variant.reads_text else "titles"
     return {"chunking_encoder": chunker, "sentence_reranker": late, "generator": generator}
+
+
+def systems_of(spec: str) -> list[Variant]:
+    """Systems by a folder of YAML files, or by names separated by commas."""
+    folder = paths.resolve(spec)
+    return variants_in(folder) if folder.is_dir() else load_variants(spec.split(","))
+
+
+def need_runs(sweep: Path, slice_: Slice, systems: Iterable[Variant], profile: Profile) -> Runs:
+    """The runs of some systems, each made first if its responses are not there."""
+    found = {}
+    for variant in systems:
+        file = sweep / "runs" / variant.name / "responses.jsonl"
+        if not file.exists():
+            run = need_evidence(sweep, slice_, variant, models_of(profile))
+            generate(sweep, slice_, variant, profile, run)
+        found[variant.name] = read_run(file, slice_.queries)
+    return found
 
 
 def check_run(run: Path, slice_: Slice) -> list[str]:

@@ -4,20 +4,22 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 from tqdm import tqdm
 
-from lib import paths, steps, sweep
+from lib import paths, scoring, steps, sweep
 from lib.answering import run_requests
 from lib.errors import WorkbookError
 from lib.llm import Client, Ledger, Prices, estimate_tokens
 from lib.measures.primary import cited_documents, cited_precision
 from lib.notebooks import Failure
+from lib.score_tables import read_scores
 from lib.slices import Slice
 from lib.sweep import Outcome, Task
 from lib.text import words
 from lib.variants import Profile, Variant
 
-SUMMARY, FIGURE = Path("results") / "summary.csv", Path("results") / "summary.png"
+SUMMARY, FIGURE, LEADERBOARD = (Path("results") / name for name in ("summary.csv", "summary.png", "leaderboard.csv"))
 
 
 def run_with_progress(out: Path, todo: list[Task], jobs: int) -> Outcome:
@@ -69,6 +71,8 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
         print(_line(row))
     if rows and (outcome.ran or not (out / FIGURE).exists()):
         _write(out, rows)
+    if sweep.EVALUATE_PRIMARY in outcome.ran + outcome.unchanged:
+        _leaderboard(out)
     done = f"{len(outcome.ran)} notebooks run, {len(outcome.unchanged)} unchanged"
     bad = f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run for want of them" if outcome.failed else ""
     print(f"{done}{bad} in {outcome.seconds:.0f} s")
@@ -78,7 +82,7 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
     if profile.generator == "openai" and (out / "ledger.jsonl").exists():
         print(f"{profile.service.model}: ${Ledger(out / 'ledger.jsonl', Prices()).spent:.4f} spent so far in this sweep")
     if profile.generator == "openai-batch" and any((out / "runs" / v.name / "pending.json").exists() for v in systems):
-        print(f"answers are pending; next: workbook batch build {out}")
+        print(f"answers are pending and not scored yet; next: workbook batch build {out}")
     print(f"results: {out}")
 
 
@@ -115,11 +119,19 @@ def _line(row: dict) -> str:
     )
 
 
+def _leaderboard(out: Path) -> None:
+    """Print the main measures and write the means of all to `results/leaderboard.csv`."""
+    files = [out / "scores" / name for name in (scoring.PRIMARY, scoring.SUPPLEMENTARY)]
+    scores = [score for path in files if path.exists() for score in read_scores(path)]
+    print(scoring.table(scores, scoring.main_measures(scores)).to_string())
+    board = pd.DataFrame(scoring.board_rows(scores))
+    paths.write_text(out / LEADERBOARD, board.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
+
+
 def _write(out: Path, rows: list[dict]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import pandas as pd
     from matplotlib import pyplot as plt
 
     from lib import plots

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from lib import batch, chunking, notebooks, paths, slices
+from lib import batch, chunking, notebooks, paths, scoring, slices
 from lib.encoders import locate
 from lib.errors import StopEverything, WorkbookError
 from lib.notebooks import Failure
@@ -27,6 +27,8 @@ from lib.variants import Profile, Variant
 
 PREPARE, CHUNK = "01_prepare_data", "02_study_chunking"
 RETRIEVE, GENERATE = "03_ablate_retrieval", "04_generate_answers"
+EVALUATE_PRIMARY, EVALUATE_SUPPLEMENTARY = "05_evaluate_primary", "06_evaluate_supplementary"
+GOLD = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers.jsonl")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Task:
     An input that is not there counts as such; `settings` are what it depends on that is no file.
     Of the tasks with `service`, which ask a model service, one runs at a time: their requests run side by
     side already. A task whose `pending` file is there when it ends has left queries to be asked again,
-    and is never taken for done.
+    and is never taken for done. One whose `blockers` are there when its turn comes is put off.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Task:
     settings: dict[str, Any] = field(default_factory=dict)
     service: bool = False
     pending: Path | None = None
+    blockers: tuple[Path, ...] = ()
 
     @property
     def notebook(self) -> Path:
@@ -74,18 +77,30 @@ def prepare_folder(out: Path, variants: list[Variant], profile: Profile) -> None
     _write_yaml(out / "profile.yaml", asdict(profile))
 
 
-def check_models(variants: list[Variant], profile: Profile) -> None:
-    """Raise WorkbookError if a model that some variant needs is not there; nothing is loaded."""
+def check_models(variants: list[Variant], profile: Profile, score: bool = True) -> None:
+    """Raise WorkbookError if a model that some variant needs, or the scoring, is not there; nothing is loaded."""
     if any(chunking.needs_vectors(v) or v.dense for v in variants):
         locate(profile.encoder)
     if any(v.sentence_rerank for v in variants):
         locate(profile.sentence_reranker)
+    if score:
+        locate(profile.bertscore or profile.encoder)
 
 
 def tasks(
-    out: Path, spec: str, variants: list[Variant], profile: Profile, budget: float = 0.0, fallback: str = ""
+    out: Path,
+    spec: str,
+    variants: list[Variant],
+    profile: Profile,
+    budget: float = 0.0,
+    fallback: str = "",
+    score: bool = True,
 ) -> list[Task]:
-    """The tasks of a sweep, each after those that it depends on; `budget` (dollars, 0 for none) and `fallback` are 04's."""
+    """The tasks of a sweep, each after those that it depends on.
+
+    `budget` (dollars, 0 for none) holds for all that asks a model; `fallback` is 04's; `score` says
+    whether the runs are evaluated too.
+    """
     slice_files = tuple(out / "slice" / n for n in ("documents.jsonl", "queries.jsonl", "citation_degrees.json"))
     variant_files = {v.name: out / "variants" / f"{v.name}.yaml" for v in variants}
     chunks = {v.name: out / "chunks" / chunking.chunker_id(v) / "passages.jsonl" for v in variants if v.reads_text}
@@ -117,7 +132,33 @@ def tasks(
             settings=models,
         )
         made += [retrieve, _answer_task(retrieve, out, variant, profile, budget, fallback)]
-    return made
+    return [*made, *_evaluations(made, out, variants, profile, budget)] if score else made
+
+
+def _evaluations(made: list[Task], out: Path, variants: list[Variant], profile: Profile, budget: float) -> list[Task]:
+    """The tasks that score all runs together; the supplementary one comes second, since both share a ledger."""
+    given = {
+        "sweep_dir": str(out),
+        "profile": str(out / "profile.yaml"),
+        "variants": str(out / "variants"),
+        "budget": budget,
+    }
+    runs = [out / "runs" / variant.name for variant in variants]
+    gold = tuple(out / "slice" / name for name in ("queries.jsonl", *GOLD))
+    names = {EVALUATE_PRIMARY: scoring.PRIMARY_FILES, EVALUATE_SUPPLEMENTARY: scoring.SUPPLEMENTARY_FILES}
+    return [
+        Task(
+            name,
+            given,
+            after=tuple(task.name for task in made),
+            inputs=(*gold, *(run / file for run in runs for file in ("responses.jsonl", "provenance.jsonl"))),
+            outputs=tuple(out / "scores" / file for file in files),
+            settings={"profile": asdict(profile), "runs": [variant.name for variant in variants]},
+            service=profile.judge == "openai",
+            blockers=tuple(run / "pending.json" for run in runs),
+        )
+        for name, files in names.items()
+    ]
 
 
 def chunks_of(variant: Variant, chunks: dict[str, Path]) -> tuple[Path, ...]:
@@ -182,7 +223,10 @@ def run(out: Path, todo: list[Task], jobs: int, tell: Callable[[str, Task, Failu
                     tell("skipped", task, None)
                 elif _may_start(task, running, jobs, outcome):
                     waiting.remove(task)
-                    if is_done(task, out):
+                    if any(path.exists() for path in task.blockers):
+                        outcome.skipped.append(task.name)
+                        tell("skipped", task, None)
+                    elif is_done(task, out):
                         outcome.unchanged.append(task.name)
                         tell("unchanged", task, None)
                     else:

@@ -95,7 +95,7 @@ def validate(responses: Path, queries: Sequence[Query], documents: dict[str, Doc
     by_id = {query.query_id: query for query in queries}
     cited: dict[str, list[set[str]]] = {}
     seen: dict[str, int] = {}
-    for number, row, fault in _lines(responses):
+    for number, row, fault in lines(responses):
         faults = [fault] if fault else list(_record_faults(row, by_id, seen, number))
         yield from (f"{responses}:{number}: {fault}" for fault in faults)
         if not faults:
@@ -107,7 +107,7 @@ def validate(responses: Path, queries: Sequence[Query], documents: dict[str, Doc
     checks = {"evidence.jsonl": _evidence_faults, "provenance.jsonl": _provenance_faults}
     for name, check in checks.items():
         path = responses.with_name(name)
-        for number, row, fault in _lines(path) if path.exists() else ():
+        for number, row, fault in lines(path) if path.exists() else ():
             query = by_id.get(str(row.get("query_id"))) if not fault else None
             if not fault and query is None:
                 fault = f"query '{row.get('query_id')}' is not in the slice"
@@ -115,7 +115,7 @@ def validate(responses: Path, queries: Sequence[Query], documents: dict[str, Doc
             yield from (f"{path}:{number}: {fault}" for fault in faults)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
+def lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
     """(line number, object, fault) of each line that is not blank; one of the last two is empty."""
     if not path.is_file():
         raise WorkbookError(f"{path}: no such file; give the responses.jsonl of a run")
@@ -157,7 +157,7 @@ def _record_faults(row: dict, by_id: dict[str, Query], seen: dict[str, int], num
     if length > ANSWER_WORDS:
         yield f"the answer has {length} words; at most {ANSWER_WORDS} are allowed"
     for position, sentence in enumerate(answer):
-        yield from (f"sentence {position}: {fault}" for fault in _sentence_faults(sentence, len(references)))
+        yield from (f"sentence {position}: {fault}" for fault in sentence_faults(sentence, len(references)))
 
 
 def _reference_faults(references: list, query: Query) -> Iterator[str]:
@@ -168,7 +168,8 @@ def _reference_faults(references: list, query: Query) -> Iterator[str]:
         yield f"reference '{name}' is not a candidate of query '{query.query_id}'"
 
 
-def _sentence_faults(sentence: Any, n_references: int) -> Iterator[str]:
+def sentence_faults(sentence: Any, n_references: int) -> Iterator[str]:
+    """What is wrong with one sentence of a record whose references are that many."""
     if not isinstance(sentence, dict) or not isinstance(sentence.get("text"), str):
         yield "expected an object with 'text' and 'citations'"
         return
@@ -226,7 +227,7 @@ def _span_fault(span: dict, query: Query, documents: dict[str, Document] | None)
 
 def _provenance_faults(row: dict, query: Query, cited: dict, documents: dict[str, Document] | None) -> Iterator[str]:
     sentences = row.get("sentences")
-    if not isinstance(sentences, list) or not all(_has_sources(sentence) for sentence in sentences):
+    if not isinstance(sentences, list) or not all(has_sources(sentence) for sentence in sentences):
         yield "expected the field sentences, a list of objects with sources"
         return
     answer = cited.get(query.query_id)
@@ -244,7 +245,8 @@ def _provenance_faults(row: dict, query: Query, cited: dict, documents: dict[str
                 yield f"{place}: {fault}"
 
 
-def _has_sources(sentence: Any) -> bool:
+def has_sources(sentence: Any) -> bool:
+    """Whether a sentence of a provenance line has the shape that `provenance` gives it."""
     sources = sentence.get("sources") if isinstance(sentence, dict) else None
     return isinstance(sources, list) and all(isinstance(source, dict) for source in sources)
 

@@ -168,7 +168,9 @@ class Profile:
     """Which models and services stand behind the pipeline. The same code runs under every profile.
 
     `prompt` names a file in `params/prompts/`; `repeat` asks for that many independent answers to each
-    query, the first of which is the run and the others its noise.
+    query, the first of which is the run and the others its noise. BERTScore takes the vectors of
+    `bertscore` (the sentence encoder where there is none) at a layer (the last where none is given).
+    `judge` grades nuggets and judges answers: the similarity `proxy`, or the model of `judge_service`.
     """
 
     name: str
@@ -178,8 +180,17 @@ class Profile:
     service: ServiceSpec | None = None
     prompt: str = "answer"
     repeat: int = 1
+    bertscore: ModelSpec | None = None
+    bertscore_layer: int | None = None
+    bertscore_rescaled: bool = False
+    judge: Literal["proxy", "openai"] = "proxy"
+    judge_service: ServiceSpec | None = None
 
     def __post_init__(self):
+        if self.judge != "proxy" and self.judge_service is None:
+            raise ValueError(f"judge '{self.judge}' needs a 'judge_service' block with at least a model")
+        if self.bertscore_layer is not None and self.bertscore_layer < 1:
+            raise ValueError(f"bertscore_layer must be at least 1, not {self.bertscore_layer}")
         if self.generator != "extractive" and self.service is None:
             raise ValueError(f"generator '{self.generator}' needs a 'service' block with at least a model")
         if self.repeat < 1 or (self.repeat > 1 and self.generator != "openai"):
@@ -246,7 +257,8 @@ def load_profile(name: str) -> Profile:
         known = [p.stem for p in sorted(folder.glob("*.yaml"))]
         raise WorkbookError(f"--profile: no profile '{name}' in {folder}{_nearest(name, known)}")
     values = read_yaml(path)
-    for key, cls in {"encoder": ModelSpec, "sentence_reranker": ModelSpec, "service": ServiceSpec}.items():
+    models = dict.fromkeys(("encoder", "sentence_reranker", "bertscore"), ModelSpec)
+    for key, cls in {**models, "service": ServiceSpec, "judge_service": ServiceSpec}.items():
         if isinstance(values.get(key), dict):
             where = dict.fromkeys(values[key], f"{path}: {key}")
             values[key] = build(cls, values[key], where, f"{path}: {key}")

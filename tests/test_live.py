@@ -72,7 +72,7 @@ def sweep(out: Path, stub: Stub, environment: dict[str, str], *more, repeat: int
 
 
 def command(out: Path, stub: Stub, *more, repeat: int = 1) -> list[str]:
-    given = ["--out", str(out), "--profile", str(profile(out.parent, stub, repeat)), "--variants", SYSTEMS]
+    given = ["--out", str(out), "--no-score", "--profile", str(profile(out.parent, stub, repeat)), "--variants", SYSTEMS]
     return [sys.executable, "-m", "lib.cli", "sweep", *given, *map(str, more)]
 
 

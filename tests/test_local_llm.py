@@ -26,6 +26,7 @@ from lib import cli, paths, slices, steps
 from lib.answering import run_requests
 from lib.llm import Client, ReplyStore, Request, cache_key
 from lib.prompting import answer_fault
+from lib.score_tables import read_scores
 from lib.variants import ServiceSpec, load_profile
 
 MODEL, MAX_TOKENS = "gemma-3-270m", 64
@@ -197,7 +198,8 @@ class Swept(NamedTuple):
 
     def again(self, *options: str, **environment: str) -> subprocess.CompletedProcess:
         """The same sweep; four evidence items a query keep the prompts short."""
-        given = ["--variants", "rule-minilm", "--set", "max_selected_answer_candidates=4", "--profile", self.profile]
+        given = ["--no-score", "--variants", "rule-minilm", "--profile", self.profile]
+        given += ["--set", "max_selected_answer_candidates=4"]
         return workbook("sweep", *given, "--out", self.out, *options, **environment)
 
     def keys(self) -> list[str]:
@@ -330,3 +332,44 @@ def test_only_a_fallback_fills_what_was_not_answered_and_marks_it(swept, tmp_pat
     )
     assert cli.main(["validate", str(part.run / "responses.jsonl"), "--slice", "sample"]) == 0
     assert "valid (8 queries)" in capsys.readouterr().out
+
+
+def two_queries(folder: Path) -> Path:
+    """A slice of the sample's first two queries, without documents and nuggets, and two runs of it."""
+    source = folder / "slice"
+    source.mkdir(parents=True)
+    for name in ("queries", "gold_answers", "reference_answers"):
+        rows = list(paths.read_jsonl(paths.SAMPLE / f"{name}.jsonl"))[:2]
+        paths.write_jsonl(source / f"{name}.jsonl", rows)
+    records = list(paths.read_jsonl(source / "reference_answers.jsonl"))
+    for run, kept in {"short": slice(0, 1), "long": slice(0, 3)}.items():
+        paths.write_jsonl(folder / "runs" / run / "responses.jsonl", [{**r, "answer": r["answer"][kept]} for r in records])
+    return source
+
+
+def test_two_runs_are_graded_and_judged_and_every_judgement_is_accounted_for(model_file, tmp_path):
+    source, out, profile = two_queries(tmp_path), tmp_path / "scores", tmp_path / "judge.yaml"
+    with serving(model_file) as address:
+        about = {"name": "tiny", "encoder": ENCODER, "sentence_reranker": ENCODER, "judge": "openai"}
+        judge = asdict(service(address, concurrency=2, reply_attempts=2))
+        profile.write_text(yaml.safe_dump({**about, "judge_service": judge}))
+        given = ("--slice", source, "--runs", tmp_path / "runs", "--out", out, "--profile", profile)
+        done = workbook("score", *given, WORKBOOK_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    scores = [
+        s for name in ("primary", "supplementary") for s in read_scores(out / f"{name}.csv") if f"[{MODEL}]" in s.measure
+    ]
+    for measure in {score.measure for score in scores}:
+        rows = [score for score in scores if score.measure == measure]
+        assert len(rows) == 4
+        assert all((score.value is not None) == (score.status == "ok") for score in rows)
+    replies = {(row["run"], row["query_id"]): row for row in paths.read_jsonl(out / "judge_replies.jsonl")}
+    assert len(replies) == 4
+    judged = [score for score in scores if score.measure.startswith("correctness")]
+    assert {(s.run, s.query_id): s.status for s in judged} == {key: row["status"] for key, row in replies.items()}
+    assert all(row["text"] for row in replies.values())
+    nuggets = json.loads((out / "primary.json").read_text())["nuggets"]
+    assert nuggets["pairs_compared"] + nuggets["pairs_failed"] == 2
+    assert nuggets["model"] == MODEL
+    booked = Counter(row["status"] for row in paths.read_jsonl(out / "ledger.jsonl"))
+    assert sum(booked.values()) >= 4 + 4  # two orders of a pair for each query, and four answers to judge

@@ -1,5 +1,7 @@
 """Sweeps as a user meets them: through the command line, real notebooks, real kernels."""
 
+import csv
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ import tira.check_format
 
 from lib import cli, paths, slices, sweep, trec
 from lib.measures.primary import cited_documents, cited_precision
+from lib.score_tables import read_scores
 from lib.sweep import Task
 
 COMPARED = ("evidence.jsonl", "responses.jsonl", "provenance.jsonl", "ir-metadata.yml")
@@ -35,7 +38,8 @@ def swept(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "sample"
     done = workbook("sweep", "--out", out, "--jobs", 2)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "24 notebooks run, 0 unchanged" in done.stdout
+    assert "26 notebooks run, 0 unchanged" in done.stdout
+    assert "nugget_coverage[proxy]" in done.stdout
     return out
 
 
@@ -68,7 +72,8 @@ def test_hash_seed_jobs_cache_and_working_directory_do_not_matter(swept, tmp_pat
     """One system of each chunker and each generator, its vectors made anew."""
     some = ("rule-minilm", "semantic-minilm", "topic-shift-current", "official-naive-baseline")
     changes = {"PYTHONHASHSEED": "7", "WORKBOOK_CACHE": str(tmp_path / "cache")}
-    done = workbook("sweep", "--out", "elsewhere", "--jobs", 1, "--variants", ",".join(some), cwd=tmp_path, **changes)
+    given = ("--out", "elsewhere", "--jobs", 1, "--no-score", "--variants", ",".join(some))
+    done = workbook("sweep", *given, cwd=tmp_path, **changes)
     assert done.returncode == 0, done.stderr[-2000:]
     reference = files(swept)
     assert files(tmp_path / "elsewhere") == {n: b for n, b in reference.items() if n.split("/")[1] in some}
@@ -76,13 +81,13 @@ def test_hash_seed_jobs_cache_and_working_directory_do_not_matter(swept, tmp_pat
 
 def test_an_unchanged_sweep_runs_nothing(swept):
     done = workbook("sweep", "--out", swept)
-    assert "0 notebooks run, 24 unchanged" in done.stdout
+    assert "0 notebooks run, 26 unchanged" in done.stdout
 
 
 def test_a_changed_system_runs_only_what_depends_on_it(tmp_path):
     out, own = tmp_path / "out", tmp_path / "mine.yaml"
     own.write_text("name: mine\nsentence_rerank: true\n")
-    systems = ["--out", out, "--variants", f"default,{own}"]
+    systems = ["--out", out, "--no-score", "--variants", f"default,{own}"]
     assert "6 notebooks run, 0 unchanged" in workbook("sweep", *systems).stdout
     before = files(out)
     own.write_text("name: mine\nsentence_rerank: true\nmax_answer_words: 30\n")
@@ -98,13 +103,14 @@ def test_a_damaged_output_is_made_again(swept):
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     done = workbook("sweep", "--out", swept)
-    assert "1 notebooks run, 23 unchanged" in done.stdout
+    assert "1 notebooks run, 25 unchanged" in done.stdout
     assert path.read_bytes() == whole
 
 
 def test_a_sweep_killed_at_any_moment_ends_like_an_undisturbed_one(swept, tmp_path):
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "lib.cli", "sweep", "--out", str(out), "--variants", "rule-minilm,concat-baseline"]
+    given = ["--out", str(out), "--no-score", "--variants", "rule-minilm,concat-baseline"]
+    command = [sys.executable, "-m", "lib.cli", "sweep", *given]
     for seconds in (1.5, 4, 7):
         process = subprocess.Popen(command, cwd=paths.PROJECT, stderr=subprocess.DEVNULL, start_new_session=True)
         time.sleep(seconds)
@@ -114,6 +120,18 @@ def test_a_sweep_killed_at_any_moment_ends_like_an_undisturbed_one(swept, tmp_pa
     reference = files(swept)
     assert files(out) == {n: reference[n] for n in reference if n.split("/")[1] in ("rule-minilm", "concat-baseline")}
     assert not list(out.rglob("*.tmp"))
+
+
+def test_a_sweep_ends_with_a_leaderboard_of_all_measures(swept):
+    scores = [score for name in ("primary", "supplementary") for score in read_scores(swept / "scores" / f"{name}.csv")]
+    with open(swept / "results" / "leaderboard.csv", encoding="utf-8", newline="") as file:
+        board = {(row["run"], row["measure"]): row for row in csv.DictReader(file)}
+    assert board.keys() == {(score.run, score.measure) for score in scores}
+    assert len({run for run, _ in board}) == 11
+    assert all(row["n"] == "8" for row in board.values())
+    assert float(board["official-naive-baseline", "cited_precision"]["mean"]) == pytest.approx(0.2)
+    gold = [s.value for s in scores if (s.run, s.measure) == ("rule-minilm", "rougeL_f1")]
+    assert float(board["rule-minilm", "rougeL_f1"]["mean"]) == pytest.approx(sum(gold) / 8, abs=1e-6)
 
 
 def test_the_submission_bundle_passes_the_organisers_check(swept, tmp_path, capsys):
@@ -156,6 +174,21 @@ def test_c23_one_dying_notebook_leaves_the_others_alone_and_is_done_again(tmp_pa
     again = sweep.run(out, todo, 1, lambda *_: None)
     assert sorted(again.unchanged) == ["fine", "good"]
     assert list(again.failed) == ["dying"]
+
+
+def test_a_task_is_put_off_while_its_blocker_is_there(tmp_path, monkeypatch):
+    """Runs whose answers are pending are not scored yet."""
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    out, pending = tmp_path / "out", tmp_path / "pending.json"
+    out.mkdir()
+    pending.write_text("[]")
+    task = notebook_task(
+        tmp_path, "scores", f"from pathlib import Path\nPath({str(out)!r}, 'scores.txt').write_text('done')"
+    )
+    task = dataclasses.replace(task, blockers=(pending,))
+    assert sweep.run(out, [task], 1, lambda *_: None).skipped == ["scores"]
+    pending.unlink()
+    assert sweep.run(out, [task], 1, lambda *_: None).ran == ["scores"]
 
 
 def test_a_notebook_that_ends_without_its_output_has_failed(tmp_path, monkeypatch):

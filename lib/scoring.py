@@ -1,0 +1,189 @@
+"""A folder of runs and a slice's gold data -> `primary.csv` and `supplementary.csv`: both protocols, whole."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lib import paths, slices, stats
+from lib.encoders import BertScorer, Encoder
+from lib.llm import Client, Ledger, Prices
+from lib.measures import nuggets, primary, supplementary
+from lib.runs import Runs, pool_label, read_runs
+from lib.score_tables import Mean, Score, by_run, leaderboard, measures, read_scores, write_scores
+from lib.slices import Slice
+from lib.variants import Profile
+
+PRIMARY, SUPPLEMENTARY = "primary.csv", "supplementary.csv"
+PRIMARY_FILES = (PRIMARY, "primary.json", "nugget_bank.jsonl")
+SUPPLEMENTARY_FILES = (SUPPLEMENTARY, "supplementary.json")
+# The columns of the short leaderboard; the rest stands in the files.
+MAIN = (
+    "rougeL_f1",
+    "bertscore_f1",
+    "cited_precision",
+    "cited_recall",
+    "tfc1",
+    "nugget_coverage",
+    "average_grade",
+    "citation_jaccard",
+    "correctness",
+    "completeness",
+)
+
+
+def check_inputs(slice_: Slice, runs: Runs, folder: Path, frozen: Path | None = None) -> None:
+    """Read all gold data and provenance once, so that a fault in them is met before anything is computed or written."""
+    slice_.gold_answers()
+    slice_.qrels()
+    supplementary.reference_answers(slice_)
+    own = slice_.folder / "nuggets.jsonl"
+    if frozen or own.exists():
+        nuggets.read_bank(frozen or own)
+    for name in runs:
+        supplementary.recorded_sources(folder / name / "provenance.jsonl")
+
+
+def score_primary(
+    slice_: Slice, runs: Runs, out: Path, profile: Profile, budget: float = 0.0, frozen: Path | None = None
+) -> list[Score]:
+    """Write `primary.csv`, `nugget_bank.jsonl` and `primary.json`, which says what was computed by what."""
+    scorer = BertScorer(profile.bertscore or profile.encoder, profile.bertscore_layer, profile.bertscore_rescaled)
+    lemmatizer, gold = primary.Lemmatizer(), slice_.gold_answers()
+    grader = _grader(profile, out, budget)
+    bank, preferences = nuggets.bank_of(slice_, runs, grader, frozen)
+    grades = grader.grade(runs, slice_.queries, bank)
+    scores = [
+        *primary.rouge_scores(runs, gold),
+        *primary.bert_scores(runs, gold, scorer),
+        *primary.citation_scores(runs, slice_.qrels()),
+        *primary.tfc1_scores(runs, slice_.queries, lemmatizer),
+        *nuggets.nugget_scores(runs, bank, grades, grader.name, grader.model),
+    ]
+    nuggets.write_bank(out / "nugget_bank.jsonl", bank, slice_.queries)
+    compared = sum(found.compared for found in preferences.values())
+    swapped = sum(found.swapped for found in preferences.values())
+    about = {
+        "pool": pool_label(runs),
+        "queries": len(slice_.queries),
+        "lemmatizer": lemmatizer.label,
+        "bertscore": {"model": scorer.label, "layer": scorer.layer, "texts_cut": scorer.truncated},
+        "nuggets": {
+            "source": bank.source,
+            "version": bank.version,
+            "grader": grader.name,
+            "model": grader.model,
+            "pairs_compared": compared,
+            "pairs_failed": sum(found.failed for found in preferences.values()),
+            "order_swap_rate": swapped / compared if compared else None,
+        },
+    }
+    paths.write_text(out / "primary.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    write_scores(out / PRIMARY, scores)
+    return scores
+
+
+def score_supplementary(
+    slice_: Slice, runs: Runs, folder: Path, out: Path, profile: Profile, budget: float = 0.0
+) -> list[Score]:
+    """Write `supplementary.csv`, `supplementary.json`, and `judge_replies.jsonl` where a model judges."""
+    ledger = _ledger(out, budget)
+    writes = profile.service is not None and profile.generator == "openai"
+    writer = supplementary.ReferenceWriter(Client(profile.service), ledger) if writes else None
+    references, source = supplementary.reference_answers(slice_, writer)
+    judge = supplementary.ProxyJudge(Encoder(profile.encoder))
+    if profile.judge == "openai":
+        judge = supplementary.LLMJudge(Client(profile.judge_service), ledger)
+    judgements = judge.judge(runs, slice_.queries, references)
+    scores = [
+        *supplementary.citation_scores(runs, references, slice_.queries),
+        *supplementary.provenance_scores(runs, folder),
+        *supplementary.judge_scores(runs, judgements, judge.name, judge.model),
+    ]
+    replies = getattr(judge, "replies", {})
+    (out / "judge_replies.jsonl").unlink(missing_ok=True)
+    if replies:
+        kept = ((run, query_id, reply.status, reply.detail, reply.text) for (run, query_id), reply in replies.items())
+        names = ("run", "query_id", "status", "detail", "text")
+        paths.write_jsonl(out / "judge_replies.jsonl", (dict(zip(names, row, strict=True)) for row in kept))
+    about = {"references": source, "with_reference": len(references), "judge": judge.name, "model": judge.model}
+    paths.write_text(out / "supplementary.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    write_scores(out / SUPPLEMENTARY, scores)
+    return scores
+
+
+def _ledger(out: Path, budget: float) -> Ledger:
+    return Ledger(out / "ledger.jsonl", Prices(), budget or None)
+
+
+def _grader(profile: Profile, out: Path, budget: float) -> nuggets.ProxyGrader | nuggets.LLMGrader:
+    if profile.judge == "openai":
+        return nuggets.LLMGrader(Client(profile.judge_service), _ledger(out, budget))
+    return nuggets.ProxyGrader(Encoder(profile.encoder))
+
+
+def main_measures(scores: list[Score]) -> list[str]:
+    """The measures of the short leaderboard that a table has, in its order."""
+    return [name for stem in MAIN for name in measures(scores) if name.partition("[")[0] == stem and "unicode" not in name]
+
+
+def table(scores: list[Score], names: list[str]) -> pd.DataFrame:
+    """A leaderboard to look at: a row a run, a column a measure, `mean` or `mean (n of N)` where some have no value."""
+    board = leaderboard(scores)
+    runs = list(dict.fromkeys(score.run for score in scores))
+    cells = {name: [_cell(board[name].get(run)) for run in runs] for name in names}
+    return pd.DataFrame(cells, index=runs)
+
+
+def _cell(mean: Mean | None) -> str:
+    if mean is None or mean.value is None:
+        return "–"
+    return f"{mean.value:.3f}" if mean.n_scored == mean.n else f"{mean.value:.3f} ({mean.n_scored} of {mean.n})"
+
+
+def board_rows(scores: list[Score]) -> list[dict[str, Any]]:
+    """The leaderboard as rows `run, measure, mean, n_scored, n`."""
+    return [
+        {"run": run, "measure": measure, "mean": mean.value, "n_scored": mean.n_scored, "n": mean.n}
+        for measure, row in leaderboard(scores).items()
+        for run, mean in row.items()
+    ]
+
+
+# Which of our measures stands in for which of the organisers', and of the paper's judge.
+OFFICIAL = {
+    "tfc1": "ir-axioms:GEN-TFC1",
+    "bertscore_f1": "bertscore_f1",
+    "nugget_coverage": "prefnugget-grounded:NUGGET_COVERAGE",
+    "average_grade": "prefnugget-grounded:AVG_GRADE",
+}
+JUDGED = {"correctness": "correctness", "completeness": "completeness"}
+
+
+def agreement_with_official(folder: Path, profile: Profile, out: Path) -> pd.DataFrame:
+    """Agreement of our measures with `official_scores.csv`, over the runs in it; rows and fields as `stats.Agreement`.
+
+    `folder` holds a slice, `runs/` and the official scores; what is computed goes to `out`.
+    """
+    theirs = read_scores(folder / "official_scores.csv")
+    with slices.opened(str(folder)) as slice_:
+        runs = read_runs(folder / "runs", slice_.queries)
+        named = {score.run for score in theirs}
+        ours = score_primary(slice_, {name: run for name, run in runs.items() if name in named}, out, profile)
+    return _agreements(ours, {stem: by_run(theirs, name) for stem, name in OFFICIAL.items()})
+
+
+def agreement_with_judge(folder: Path, profile: Profile, out: Path) -> pd.DataFrame:
+    """Agreement of our judge with the paper's in `judge_scores.csv`, as above."""
+    table = pd.read_csv(folder / "judge_scores.csv", dtype={"query_id": str, "run": str}).groupby("run")
+    with slices.opened(str(folder)) as slice_:
+        ours = score_supplementary(slice_, read_runs(folder / "runs", slice_.queries), folder / "runs", out, profile)
+    theirs = {name: {run: dict(zip(t["query_id"], t[name], strict=True)) for run, t in table} for name in JUDGED}
+    return _agreements(ours, theirs)
+
+
+def _agreements(ours: list[Score], theirs: dict[str, stats.Table]) -> pd.DataFrame:
+    names = [name for name in main_measures(ours) if name.partition("[")[0] in theirs]
+    rows = {name: stats.agreement(by_run(ours, name), theirs[name.partition("[")[0]]) for name in names}
+    return pd.DataFrame(rows, index=stats.Agreement._fields).T
