@@ -436,13 +436,15 @@ class Ledger:
         self._promised[request.request_id] = highest
         return True
 
-    def settle(self, service: ServiceSpec, request: Request, replies: Sequence[Reply]) -> None:
-        """Book the replies that a request drew from the service."""
-        with self._lock:
-            self._promised.pop(request.request_id, None)
-            for reply in replies:
-                if not reply.cached and reply.status not in UNANSWERED:
-                    self._book(service, request, reply)
+    def add(self, service: ServiceSpec, request: Request, reply: Reply) -> None:
+        """Book a reply, unless it came from the store or never came."""
+        if not reply.cached and reply.status not in UNANSWERED:
+            with self._lock:
+                self._book(service, request, reply)
+
+    def release(self, request: Request) -> None:
+        """A request is no longer in flight: what it cost is booked, and nothing more will come of it."""
+        self._promised.pop(request.request_id, None)
 
     def _book(self, service: ServiceSpec, request: Request, reply: Reply) -> None:
         dollars = self.prices.cost(service.model, reply.prompt_tokens, reply.completion_tokens)
@@ -500,11 +502,12 @@ def ask_all(
 
 
 def _ask(client: Client, request: Request, ledger: Ledger) -> Reply:
-    """The result of a request; every reply on the way to it is booked, also if the service stops everything."""
+    """The result of a request; every reply on the way to it is booked as it comes."""
     drawn: list[Reply] = []
     try:
         for reply in client.draws(request):
+            ledger.add(client.service, request, reply)
             drawn.append(reply)
     finally:
-        ledger.settle(client.service, request, drawn)
+        ledger.release(request)
     return summed(drawn)

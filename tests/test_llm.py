@@ -837,9 +837,11 @@ def test_what_is_in_flight_counts_with_its_highest_cost_until_it_is_settled(tmp_
     spec = ServiceSpec("gpt-4o-mini", **ONE_ATTEMPT)
     assert book.admit(spec, question("q0"))
     assert not book.admit(spec, question("q1"))
-    book.settle(spec, question("q0"), [Reply("ok", prompt_tokens=100, completion_tokens=20)])
+    book.add(spec, question("q0"), Reply("ok", prompt_tokens=100, completion_tokens=20))
+    book.release(question("q0"))
     assert book.admit(spec, question("q1"))
-    book.settle(spec, question("q1"), [Reply("failed")])
+    book.add(spec, question("q1"), Reply("failed"))
+    book.release(question("q1"))
     assert book.spent == pytest.approx(REPLY_COST)
     assert book.admit(spec, question("q2"))
 
@@ -938,10 +940,12 @@ def test_a_torn_last_line_of_the_ledger_is_no_obstacle_now_or_later(tmp_path):
     spec = ServiceSpec("gpt-4o-mini")
     book = ledger(tmp_path, prices)
     assert book.spent == pytest.approx(0.25)
-    book.settle(spec, question("q2"), [Reply("ok", prompt_tokens=100, completion_tokens=20)])
+    book.add(spec, question("q2"), Reply("ok", prompt_tokens=100, completion_tokens=20))
+    book.release(question("q2"))
     again = ledger(tmp_path, prices)
     assert again.spent == book.spent == pytest.approx(0.25 + REPLY_COST)
-    again.settle(spec, question("q3"), [Reply("ok", prompt_tokens=100, completion_tokens=20)])
+    again.add(spec, question("q3"), Reply("ok", prompt_tokens=100, completion_tokens=20))
+    again.release(question("q3"))
     assert ledger(tmp_path, prices).spent == pytest.approx(0.25 + 2 * REPLY_COST)
 
 
