@@ -1,6 +1,7 @@
 """The command line: `workbook sweep | score | validate | bundle | batch`."""
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
     sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
     sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
-    sweep.add_argument("--budget", type=float, default=0.0, metavar="USD", help="stop before it is exceeded")
+    sweep.add_argument("--budget", type=_dollars, default=0.0, metavar="USD", help="stop before it is exceeded")
     sweep.add_argument("--fallback", default="", choices=["", "extractive"], help="fill failed answers, and mark them")
     sweep.add_argument("--no-score", dest="score", action="store_false", help="stop after the answers")
     sweep.set_defaults(command=_sweep)
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--profile", default="embedded", help="'embedded', 'paper', or a YAML file")
     score.add_argument("--only", default="", metavar="RUNS", help="names of runs, by commas; only these make the pool")
     score.add_argument("--bank", type=Path, help="a frozen nugget bank (default: the slice's, or mined from the pool)")
-    score.add_argument("--budget", type=float, default=0.0, metavar="USD", help="stop before it is exceeded")
+    score.add_argument("--budget", type=_dollars, default=0.0, metavar="USD", help="stop before it is exceeded")
     score.set_defaults(command=_score)
 
     validate = commands.add_parser(
@@ -77,6 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     bundle.set_defaults(command=_bundle)
     _add_batch(commands)
     return parser
+
+
+def _dollars(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text}: dollars must be a number from 0 on")
+    return value
 
 
 def _add_batch(commands) -> None:
@@ -160,8 +168,9 @@ def _score(args: argparse.Namespace) -> int:
         print(problem, file=sys.stderr)
 
     profile = variants.load_profile(args.profile)
-    if args.out.exists() and not args.out.is_dir():
-        raise WorkbookError(f"--out: {args.out} is a file; give a folder")
+    for part in (args.out, *args.out.parents):
+        if part.exists() and not part.is_dir():
+            raise WorkbookError(f"--out: {part} is a file; give a folder")
     wanted = [name for name in args.only.split(",") if name]
     if args.only and not wanted:
         raise WorkbookError("--only: name at least one run, or leave it out for all of them")
@@ -171,7 +180,7 @@ def _score(args: argparse.Namespace) -> int:
             if name not in found:
                 raise WorkbookError(f"--only: no run '{name}' in {args.runs}; there are: {', '.join(found)}")
         found = {name: run for name, run in found.items() if not wanted or name in wanted}
-        scoring.check_inputs(slice_, found, args.runs, args.bank)
+        scoring.check_inputs(slice_, found, args.runs, profile, args.bank)
         primary = scoring.score_primary(slice_, found, args.out, profile, args.budget, args.bank)
         supplementary = scoring.score_supplementary(slice_, found, args.runs, args.out, profile, args.budget)
     for scores in (primary, supplementary):

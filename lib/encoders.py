@@ -209,8 +209,8 @@ class BertScorer:
     """BERTScore F1 by bert-score, raw or rescaled with its English baseline, cached per pair of texts.
 
     Each text goes through the model by itself, once, so that a value depends on nothing but its pair.
-    `label` names the model and says `rescaled` where the values are; `truncated` counts the texts so
-    far that exceeded the model's token limit.
+    `label` names the model and says `rescaled` where the values are; `truncated` counts the texts of all
+    pairs so far that exceeded the tokenizer's own limit, a text once for each of its pairs.
     """
 
     def __init__(self, spec: ModelSpec, layer: int | None = None, rescaled: bool = False, cache: VectorCache | None = None):
@@ -219,6 +219,15 @@ class BertScorer:
         self.label = f"{spec.label} rescaled" if rescaled else spec.label
         self.cache = cache or VectorCache()
         self.truncated = 0
+
+    def check(self) -> None:
+        """Raise WorkbookError if the model, its layer or its baseline is not there; nothing is loaded."""
+        locate(self.spec)
+        if self.layer > _layers(self.spec):
+            n = _layers(self.spec)
+            raise WorkbookError(f"model {self.spec.name}: no layer {self.layer}; set bertscore_layer to at most {n}")
+        if self.rescaled:
+            self._rescale(0.0)
 
     def f1(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float | None]:
         """F1 of each pair (candidate, reference), negatives kept; None where it is not a number.
@@ -252,9 +261,7 @@ class BertScorer:
     def _compute(self, missing: dict[tuple[str, str], bytes]) -> dict[bytes, tuple[np.ndarray, int]]:
         from bert_score.utils import greedy_cos_idf
 
-        if self.layer > _layers(self.spec):
-            n = _layers(self.spec)
-            raise WorkbookError(f"model {self.spec.name}: no layer {self.layer}; set bertscore_layer to at most {n}")
+        self.check()
         texts = list(dict.fromkeys(text for pair in missing for text in pair if text.strip()))
         inputs = [self._tokenized(text) for text in texts]  # here: a tokenizer serves one thread at a time
         with _one_core_each() as pool:

@@ -29,6 +29,11 @@ class Response(NamedTuple):
         return " ".join(self.sentences)
 
     @property
+    def said(self) -> tuple[str, ...]:
+        """The sentences that are not blank."""
+        return tuple(sentence for sentence in self.sentences if sentence.strip())
+
+    @property
     def cited(self) -> frozenset[str]:
         """The distinct documents that the answer cites."""
         return frozenset(doc_id for sentence in self.citations for doc_id in sentence)
@@ -79,6 +84,8 @@ def _response(row: dict[str, Any], run: str) -> tuple[Response | None, str]:
         return None, "expected the fields metadata (an object), references and answer (lists)"
     if not isinstance(about.get("narrative_id"), str | int) or isinstance(about["narrative_id"], bool):
         return None, "metadata lacks 'narrative_id'"
+    if any(not isinstance(doc_id, str | int) or isinstance(doc_id, bool) for doc_id in references):
+        return None, "references must be document ids, as text or whole numbers"
     citations = []
     for position, sentence in enumerate(answer):
         faults = trec.sentence_faults(sentence, len(references))

@@ -8,16 +8,17 @@ import pandas as pd
 
 from lib import paths, slices, stats
 from lib.encoders import BertScorer, Encoder
-from lib.llm import Client, Ledger, Prices
+from lib.llm import UNANSWERED, Client, Ledger, Prices
 from lib.measures import nuggets, primary, supplementary
-from lib.runs import Runs, pool_label, read_runs
+from lib.runs import Response, Runs, pool_label, read_run, read_runs
 from lib.score_tables import Mean, Score, by_run, leaderboard, measures, read_scores, write_scores
 from lib.slices import Slice
 from lib.variants import Profile
 
 PRIMARY, SUPPLEMENTARY = "primary.csv", "supplementary.csv"
-PRIMARY_FILES = (PRIMARY, "primary.json", "nugget_bank.jsonl")
-SUPPLEMENTARY_FILES = (SUPPLEMENTARY, "supplementary.json")
+REFERENCES, GRADES = "reference_answers.jsonl", "nugget_grades.jsonl"
+PRIMARY_FILES = (PRIMARY, "primary.json", "nugget_bank.jsonl", GRADES)
+SUPPLEMENTARY_FILES = (SUPPLEMENTARY, "supplementary.json", REFERENCES)
 # The columns of the short leaderboard; the rest stands in the files.
 MAIN = (
     "rougeL_f1",
@@ -33,8 +34,9 @@ MAIN = (
 )
 
 
-def check_inputs(slice_: Slice, runs: Runs, folder: Path, frozen: Path | None = None) -> None:
-    """Read all gold data and provenance once, so that a fault in them is met before anything is computed or written."""
+def check_inputs(slice_: Slice, runs: Runs, folder: Path, profile: Profile, frozen: Path | None = None) -> None:
+    """Read all gold data and provenance and look for the model, so that a fault is met before anything is done or paid."""
+    _bert_scorer(profile).check()
     slice_.gold_answers()
     slice_.qrels()
     supplementary.reference_answers(slice_)
@@ -49,7 +51,8 @@ def score_primary(
     slice_: Slice, runs: Runs, out: Path, profile: Profile, budget: float = 0.0, frozen: Path | None = None
 ) -> list[Score]:
     """Write `primary.csv`, `nugget_bank.jsonl` and `primary.json`, which says what was computed by what."""
-    scorer = BertScorer(profile.bertscore or profile.encoder, profile.bertscore_layer, profile.bertscore_rescaled)
+    scorer = _bert_scorer(profile)
+    scorer.check()
     lemmatizer, gold = primary.Lemmatizer(), slice_.gold_answers()
     grader = _grader(profile, out, budget)
     bank, preferences = nuggets.bank_of(slice_, runs, grader, frozen)
@@ -62,6 +65,8 @@ def score_primary(
         *nuggets.nugget_scores(runs, bank, grades, grader.name, grader.model),
     ]
     nuggets.write_bank(out / "nugget_bank.jsonl", bank, slice_.queries)
+    given = ((run, query_id, found, status) for (run, query_id), (found, status) in grades.items())
+    paths.write_jsonl(out / GRADES, (dict(zip(("run", "query_id", "grades", "status"), row, strict=True)) for row in given))
     compared = sum(found.compared for found in preferences.values())
     swapped = sum(found.swapped for found in preferences.values())
     about = {
@@ -81,6 +86,7 @@ def score_primary(
     }
     paths.write_text(out / "primary.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     write_scores(out / PRIMARY, scores)
+    _write_pending(out / "05_evaluate_primary.pending.json", scores)
     return scores
 
 
@@ -89,9 +95,10 @@ def score_supplementary(
 ) -> list[Score]:
     """Write `supplementary.csv`, `supplementary.json`, and `judge_replies.jsonl` where a model judges."""
     ledger = _ledger(out, budget)
-    writes = profile.service is not None and profile.generator == "openai"
+    writes = profile.service is not None and profile.generator != "extractive"
     writer = supplementary.ReferenceWriter(Client(profile.service), ledger) if writes else None
     references, source = supplementary.reference_answers(slice_, writer)
+    paths.write_jsonl(out / REFERENCES, (supplementary.reference_record(r) for r in references.values()))
     judge = supplementary.ProxyJudge(Encoder(profile.encoder))
     if profile.judge == "openai":
         judge = supplementary.LLMJudge(Client(profile.judge_service), ledger)
@@ -110,11 +117,32 @@ def score_supplementary(
     about = {"references": source, "with_reference": len(references), "judge": judge.name, "model": judge.model}
     paths.write_text(out / "supplementary.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     write_scores(out / SUPPLEMENTARY, scores)
+    _write_pending(out / "06_evaluate_supplementary.pending.json", scores)
     return scores
 
 
+def _write_pending(path: Path, scores: list[Score]) -> None:
+    """Leave a note where some judgement never came, so that a sweep asks for it again."""
+    waiting = sorted({(score.run, score.query_id) for score in scores if score.status in UNANSWERED})
+    if waiting:
+        paths.write_text(path, json.dumps(waiting) + "\n")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_references(out: Path, slice_: Slice) -> dict[str, Response]:
+    """query_id -> the reference answer that the scores in a folder were made with."""
+    return {q: r for q, r in read_run(out / REFERENCES, slice_.queries).items() if r.present}
+
+
+def _bert_scorer(profile: Profile) -> BertScorer:
+    return BertScorer(profile.bertscore or profile.encoder, profile.bertscore_layer, profile.bertscore_rescaled)
+
+
 def _ledger(out: Path, budget: float) -> Ledger:
-    return Ledger(out / "ledger.jsonl", Prices(), budget or None)
+    """The ledger of a folder of scores; the scores of a sweep are booked in the sweep's own."""
+    sweep = out.parent if (out.parent / "runs").is_dir() and (out.parent / "profile.yaml").exists() else out
+    return Ledger(sweep / "ledger.jsonl", Prices(), budget or None)
 
 
 def _grader(profile: Profile, out: Path, budget: float) -> nuggets.ProxyGrader | nuggets.LLMGrader:
@@ -125,7 +153,12 @@ def _grader(profile: Profile, out: Path, budget: float) -> nuggets.ProxyGrader |
 
 def main_measures(scores: list[Score]) -> list[str]:
     """The measures of the short leaderboard that a table has, in its order."""
-    return [name for stem in MAIN for name in measures(scores) if name.partition("[")[0] == stem and "unicode" not in name]
+    return [
+        name
+        for stem in MAIN
+        for name in measures(scores)
+        if name.partition("[")[0] == stem and name != "rougeL_f1[unicode words]"
+    ]
 
 
 def table(scores: list[Score], names: list[str]) -> pd.DataFrame:

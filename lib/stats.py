@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 
 def bootstrap_interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
@@ -21,6 +22,13 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0, level: float = 0.
     rng = np.random.default_rng(seed)
     found = bootstrap((data,), np.mean, n_resamples=10_000, confidence_level=level, method="percentile", rng=rng)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def intervals(table: "Table") -> pd.DataFrame:
+    """Mean of each run with its bootstrap interval; columns `mean`, `low`, `high`, runs without a value left out."""
+    there = {run: [value for value in row.values() if value is not None] for run, row in table.items()}
+    rows = {run: [sum(v) / len(v), *bootstrap_interval(v)] for run, v in there.items() if v}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"])
 
 
 class Agreement(NamedTuple):

@@ -71,10 +71,14 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
         print(_line(row))
     if rows and (outcome.ran or not (out / FIGURE).exists()):
         _write(out, rows)
-    if sweep.EVALUATE_PRIMARY in outcome.ran + outcome.unchanged:
+    if {sweep.EVALUATE_PRIMARY, sweep.EVALUATE_SUPPLEMENTARY} <= {*outcome.ran, *outcome.unchanged}:
         _leaderboard(out)
+    else:
+        (out / LEADERBOARD).unlink(missing_ok=True)
     done = f"{len(outcome.ran)} notebooks run, {len(outcome.unchanged)} unchanged"
     bad = f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run for want of them" if outcome.failed else ""
+    if outcome.skipped and not outcome.failed:
+        print(f"answers are not complete, so not scored yet: {', '.join(outcome.skipped)}")
     print(f"{done}{bad} in {outcome.seconds:.0f} s")
     for name, failure in outcome.failed.items():
         print(f"  failed: {name}: {failure}")
@@ -82,7 +86,7 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
     if profile.generator == "openai" and (out / "ledger.jsonl").exists():
         print(f"{profile.service.model}: ${Ledger(out / 'ledger.jsonl', Prices()).spent:.4f} spent so far in this sweep")
     if profile.generator == "openai-batch" and any((out / "runs" / v.name / "pending.json").exists() for v in systems):
-        print(f"answers are pending and not scored yet; next: workbook batch build {out}")
+        print(f"answers are pending; next: workbook batch build {out}")
     print(f"results: {out}")
 
 

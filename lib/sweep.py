@@ -28,6 +28,7 @@ from lib.variants import Profile, Variant
 PREPARE, CHUNK = "01_prepare_data", "02_study_chunking"
 RETRIEVE, GENERATE = "03_ablate_retrieval", "04_generate_answers"
 EVALUATE_PRIMARY, EVALUATE_SUPPLEMENTARY = "05_evaluate_primary", "06_evaluate_supplementary"
+JUDGE_PROMPTS = ("prefer", "mine", "grade", "judge", "reference")
 GOLD = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers.jsonl")
 
 
@@ -136,7 +137,7 @@ def tasks(
 
 
 def _evaluations(made: list[Task], out: Path, variants: list[Variant], profile: Profile, budget: float) -> list[Task]:
-    """The tasks that score all runs together; the supplementary one comes second, since both share a ledger."""
+    """The tasks that score all runs together; of those that ask a service, one runs at a time."""
     given = {
         "sweep_dir": str(out),
         "profile": str(out / "profile.yaml"),
@@ -144,17 +145,19 @@ def _evaluations(made: list[Task], out: Path, variants: list[Variant], profile: 
         "budget": budget,
     }
     runs = [out / "runs" / variant.name for variant in variants]
-    gold = tuple(out / "slice" / name for name in ("queries.jsonl", *GOLD))
+    gold = tuple(out / "slice" / name for name in ("queries.jsonl", "documents.jsonl", *GOLD))
+    prompts = tuple(paths.PARAMS / "prompts" / f"{name}.txt" for name in JUDGE_PROMPTS)
     names = {EVALUATE_PRIMARY: scoring.PRIMARY_FILES, EVALUATE_SUPPLEMENTARY: scoring.SUPPLEMENTARY_FILES}
     return [
         Task(
             name,
             given,
             after=tuple(task.name for task in made),
-            inputs=(*gold, *(run / file for run in runs for file in ("responses.jsonl", "provenance.jsonl"))),
+            inputs=(*gold, *prompts, *(run / file for run in runs for file in ("responses.jsonl", "provenance.jsonl"))),
             outputs=tuple(out / "scores" / file for file in files),
             settings={"profile": asdict(profile), "runs": [variant.name for variant in variants]},
-            service=profile.judge == "openai",
+            service=profile.judge == "openai" or profile.generator != "extractive",
+            pending=out / "scores" / f"{name}.pending.json",
             blockers=tuple(run / "pending.json" for run in runs),
         )
         for name, files in names.items()

@@ -189,12 +189,18 @@ class Profile:
     def __post_init__(self):
         if self.judge != "proxy" and self.judge_service is None:
             raise ValueError(f"judge '{self.judge}' needs a 'judge_service' block with at least a model")
+        if self.judge_service and self.service and _same_model(self.judge_service, self.service):
+            raise ValueError("judge_service must not be the model that writes the answers; name another")
         if self.bertscore_layer is not None and self.bertscore_layer < 1:
             raise ValueError(f"bertscore_layer must be at least 1, not {self.bertscore_layer}")
         if self.generator != "extractive" and self.service is None:
             raise ValueError(f"generator '{self.generator}' needs a 'service' block with at least a model")
         if self.repeat < 1 or (self.repeat > 1 and self.generator != "openai"):
             raise ValueError("repeat must be 1, or more with the generator openai")
+
+
+def _same_model(one: ServiceSpec, other: ServiceSpec) -> bool:
+    return (one.model, one.base_url) == (other.model, other.base_url)
 
 
 def stages(variant: Variant) -> dict[str, Variant]:

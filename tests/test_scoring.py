@@ -17,7 +17,15 @@ from lib.variants import ServiceSpec
 from tests.stub_service import Stub, answer
 
 COLUMNS = ["query_id", "run", "measure", "value", "status", "pool", "model"]
-FILES = ["nugget_bank.jsonl", "primary.csv", "primary.json", "supplementary.csv", "supplementary.json"]
+FILES = [
+    "nugget_bank.jsonl",
+    "nugget_grades.jsonl",
+    "primary.csv",
+    "primary.json",
+    "reference_answers.jsonl",
+    "supplementary.csv",
+    "supplementary.json",
+]
 ENCODER = "all-MiniLM-L6-v2"
 PRIMARY = {
     "rougeL_f1",

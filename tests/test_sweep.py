@@ -134,6 +134,22 @@ def test_a_sweep_ends_with_a_leaderboard_of_all_measures(swept):
     assert float(board["rule-minilm", "rougeL_f1"]["mean"]) == pytest.approx(sum(gold) / 8, abs=1e-6)
 
 
+def test_a_slice_without_gold_data_is_swept_to_its_end(tmp_path):
+    source = tmp_path / "bare"
+    (query, *_) = paths.read_jsonl(paths.SAMPLE / "queries.jsonl")
+    documents = [d for p in sorted((paths.SAMPLE / "documents").glob("*.jsonl")) for d in paths.read_jsonl(p)]
+    wanted = {str(doc_id) for doc_id in query["doc_ids"]}
+    paths.write_jsonl(source / "queries.jsonl", [query])
+    paths.write_jsonl(source / "documents.jsonl", [d for d in documents if str(d["id"]) in wanted])
+    out = tmp_path / "out"
+    done = workbook("sweep", "--slice", source, "--out", out, "--variants", "single-query-bm25")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "6 notebooks run, 0 unchanged" in done.stdout
+    scores = {s.measure: (s.value, s.status) for s in read_scores(out / "scores" / "primary.csv")}
+    assert scores["rougeL_f1"] == (None, "no-gold")
+    assert scores["cited_precision"] == (None, "not-judged")
+
+
 def test_the_submission_bundle_passes_the_organisers_check(swept, tmp_path, capsys):
     assert cli.main(["bundle", str(swept / "runs" / "rule-minilm"), "--out", str(tmp_path / "bundle")]) == 0
     level, message = tira.check_format.check_format(tmp_path / "bundle", "LongEvalRAG")

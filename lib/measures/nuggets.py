@@ -202,14 +202,14 @@ class ProxyGrader:
 
     def mine(self, runs: Runs, queries: Sequence[Query]) -> tuple[Bank, dict[str, Preferences]]:
         """A bank of claims from the winners of every query, and the preferences behind it."""
-        vectors = self._vectors([q.text for q in queries] + [s for r in responses(runs) for s in r.sentences])
+        vectors = self._vectors([q.text for q in queries] + [s for r in responses(runs) for s in r.said])
         bank, told = {}, {}
         for query in queries:
             answers = {name: run[query.query_id] for name, run in runs.items() if run[query.query_id].text.strip()}
-            close = {n: _mean(float(vectors[query.text] @ vectors[s]) for s in a.sentences) for n, a in answers.items()}
+            close = {n: _mean(float(vectors[query.text] @ vectors[s]) for s in a.said) for n, a in answers.items()}
             verdicts = {(a, b): _closer(close[a], close[b]) for a in close for b in close if a != b}
             told[query.query_id] = net_wins(sorted(close), verdicts)
-            sentences = [s for name in winners(told[query.query_id]) for s in answers[name].sentences if s.strip()]
+            sentences = [s for name in winners(told[query.query_id]) for s in answers[name].said]
             bank[query.query_id] = self._distinct(sentences, vectors)
         return Bank(f"mined by proxy {self.model}", bank, pool_label(runs)), told
 
@@ -223,15 +223,14 @@ class ProxyGrader:
     def grade(self, runs: Runs, queries: Sequence[Query], bank: Bank) -> "Grades":
         """The grade of every response on every nugget of its query."""
         texts = [_text(n) for nuggets in bank.nuggets.values() for n in nuggets]
-        vectors = self._vectors(texts + [s for r in responses(runs) for s in r.sentences])
+        vectors = self._vectors(texts + [s for r in responses(runs) for s in r.said])
         return {
             (r.run, r.query_id): ({n.nugget_id: self._grade(n, r, vectors) for n in bank.nuggets.get(r.query_id, [])}, OK)
             for r in responses(runs)
         }
 
     def _grade(self, nugget: Nugget, response: Response, vectors: dict[str, np.ndarray]) -> int:
-        said = [sentence for sentence in response.sentences if sentence.strip()]
-        closest = max((float(vectors[_text(nugget)] @ vectors[sentence]) for sentence in said), default=0.0)
+        closest = max((float(vectors[_text(nugget)] @ vectors[sentence]) for sentence in response.said), default=0.0)
         return round(5 * min(1.0, max(0.0, closest)))
 
     def _vectors(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
@@ -439,5 +438,6 @@ def bank_of(
     """The bank to grade with: a frozen one, the slice's own, or one mined from the pool."""
     own = slice_.folder / "nuggets.jsonl"
     if frozen or own.exists():
-        return read_bank(frozen or own), {}
+        bank, wanted = read_bank(frozen or own), {query.query_id for query in slice_.queries}
+        return bank._replace(nuggets={q: found for q, found in bank.nuggets.items() if q in wanted}), {}
     return grader.mine(runs, slice_.queries)

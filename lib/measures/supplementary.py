@@ -1,7 +1,7 @@
 """The paper's supplementary protocol (METHOD, section 8): a reference answer, a judge, and citation sets.
 
 The judge sees one answer at a time, without the name of its system, and gives two scores on one rubric
-from 1 to 5. Without a model service a `proxy` stands in, on the scale of a cosine.
+from 1 to 5. Without a model service a `proxy` stands in, with its own scale from 0 to 1.
 """
 
 import json
@@ -97,15 +97,15 @@ def provenance_scores(runs: Runs, folder: Path) -> Iterator[Score]:
             known = None if sources is None else sources.get(response.query_id, [])
             value = consistency(response.citations, known) if known is not None and response.citations else None
             status = OK if value is not None else "no-provenance"
-            if known is not None and not response.present:
+            if sources is not None and not response.present:
                 value, status = 0.0, MISSING
             yield Score(response.query_id, run, "provenance_consistency", value, status)
 
 
 def consistency(citations: Sequence[Sequence[str]], sources: Sequence[frozenset[str]]) -> float:
-    """The share of sentences that cite exactly the documents of their sources; without a source, none."""
-    padded = [*sources, *[frozenset()] * len(citations)]
-    return sum(frozenset(cited) == found for cited, found in zip(citations, padded, strict=False)) / len(citations)
+    """The share of sentences that cite exactly the documents of their sources, of the longer of the two lists."""
+    agree = sum(frozenset(cited) == found for cited, found in zip(citations, sources, strict=False))
+    return agree / max(len(citations), len(sources))
 
 
 def recorded_sources(path: Path) -> dict[str, list[frozenset[str]]] | None:
@@ -137,6 +137,15 @@ def reference_answers(slice_: Slice, writer: "ReferenceWriter | None" = None) ->
         found = read_run(own, slice_.queries)
         return {query_id: response for query_id, response in found.items() if response.present}, own.name
     return (writer.write(slice_), writer.model) if writer else ({}, "none")
+
+
+def reference_record(reference: Response) -> dict[str, Any]:
+    """A reference answer as a TREC RAG record, as it is kept beside the scores."""
+    names = list(dict.fromkeys(doc_id for cited in reference.citations for doc_id in cited))
+    pairs = zip(reference.sentences, reference.citations, strict=True)
+    answer = [{"text": text, "citations": [names.index(doc_id) for doc_id in cited]} for text, cited in pairs]
+    about = {"run_id": "reference", "narrative_id": reference.query_id}
+    return {"metadata": about, "references": names, "answer": answer}
 
 
 class ReferenceWriter:
@@ -185,7 +194,7 @@ class ProxyJudge:
 
     Correctness: the mean over the answer's sentences of the largest cosine with a reference sentence.
     Completeness: the mean over the reference's sentences of the largest cosine with an answer sentence.
-    Both lie in [-1, 1]; an answer without a sentence scores 0.
+    A negative cosine counts as 0, so that both lie in [0, 1] and an answer without a sentence scores lowest.
     """
 
     name = "proxy"
@@ -195,7 +204,7 @@ class ProxyJudge:
 
     def judge(self, runs: Runs, queries: Sequence[Query], references: dict[str, Response]) -> Judgements:
         """The judgement of every response whose query has a reference answer."""
-        texts = [s for r in (*responses(runs), *references.values()) for s in r.sentences]
+        texts = [s for r in (*responses(runs), *references.values()) for s in r.said]
         distinct = list(dict.fromkeys(texts))
         vectors = dict(zip(distinct, self.encoder.encode(distinct).vectors, strict=True))
         return {(r.run, r.query_id): self._judge(r, references.get(r.query_id), vectors) for r in responses(runs)}
@@ -205,7 +214,7 @@ class ProxyJudge:
             return Judgement(None, None, "no-reference")
         if not response.text.strip():
             return Judgement(0.0, 0.0)
-        table = [[float(vectors[a] @ vectors[b]) for b in reference.sentences] for a in response.sentences]
+        table = [[max(0.0, float(vectors[a] @ vectors[b])) for b in reference.said] for a in response.said]
         rows, columns = [max(row) for row in table], [max(column) for column in zip(*table, strict=True)]
         return Judgement(sum(rows) / len(rows), sum(columns) / len(columns))
 

@@ -128,7 +128,8 @@ def test_citations_of_documents_that_are_no_candidates_are_counted_once_each():
         ([["d1"], [], ["d2"]], [{"d1"}, set(), {"d3"}], 2 / 3),
         ([["d1"], ["d2"]], [{"d1"}], 0.5),
         ([["d1"]], [], 0.0),
-        ([["d1"]], [{"d1"}, {"d2"}], 1.0),
+        ([["d1"]], [{"d1"}, {"d2"}], 0.5),
+        ([[]], [], 0.0),
     ],
 )
 def test_provenance_consistency_by_hand(cited, sources, expected):
