@@ -184,7 +184,7 @@ def _score(args: argparse.Namespace) -> int:
         primary = scoring.score_primary(slice_, found, args.out, profile, args.budget, args.bank)
         supplementary = scoring.score_supplementary(slice_, found, args.runs, args.out, profile, args.budget)
     for scores in (primary, supplementary):
-        print(scoring.table(scores, scoring.main_measures(scores)).to_string(), end="\n\n")
+        print(scoring.summary(scores), end="\n\n")
     print(f"{len(found)} runs, {len(slice_.queries)} queries; scores: {args.out}")
     return 0
 

@@ -19,19 +19,19 @@ PRIMARY, SUPPLEMENTARY = "primary.csv", "supplementary.csv"
 REFERENCES, GRADES = "reference_answers.jsonl", "nugget_grades.jsonl"
 PRIMARY_FILES = (PRIMARY, "primary.json", "nugget_bank.jsonl", GRADES)
 SUPPLEMENTARY_FILES = (SUPPLEMENTARY, "supplementary.json", REFERENCES)
-# The columns of the short leaderboard; the rest stands in the files.
-MAIN = (
-    "rougeL_f1",
-    "bertscore_f1",
-    "cited_precision",
-    "cited_recall",
-    "tfc1",
-    "nugget_coverage",
-    "average_grade",
-    "citation_jaccard",
-    "correctness",
-    "completeness",
-)
+# The columns of the short leaderboard and their headings in a terminal; the rest stands in the files.
+MAIN = {
+    "rougeL_f1": "ROUGE-L",
+    "bertscore_f1": "BERTScore",
+    "cited_precision": "precision",
+    "cited_recall": "recall",
+    "tfc1": "TFC1",
+    "nugget_coverage": "coverage",
+    "average_grade": "grade",
+    "citation_jaccard": "Jaccard",
+    "correctness": "correct",
+    "completeness": "complete",
+}
 
 
 def check_inputs(slice_: Slice, runs: Runs, folder: Path, profile: Profile, frozen: Path | None = None) -> None:
@@ -167,6 +167,14 @@ def table(scores: list[Score], names: list[str]) -> pd.DataFrame:
     runs = list(dict.fromkeys(score.run for score in scores))
     cells = {name: [_cell(board[name].get(run)) for run in runs] for name in names}
     return pd.DataFrame(cells, index=runs)
+
+
+def summary(scores: list[Score]) -> str:
+    """The main measures under short headings, and a line that gives those their full names, models included."""
+    names = main_measures(scores)
+    short = {name: MAIN[name.partition("[")[0]] for name in names}
+    legend = ", ".join(f"{short[name]} = {name}" for name in names if "[" in name)
+    return f"{table(scores, names).rename(columns=short).to_string()}\n{legend}"
 
 
 def _cell(mean: Mean | None) -> str:

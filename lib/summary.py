@@ -127,7 +127,7 @@ def _leaderboard(out: Path) -> None:
     """Print the main measures and write the means of all to `results/leaderboard.csv`."""
     files = [out / "scores" / name for name in (scoring.PRIMARY, scoring.SUPPLEMENTARY)]
     scores = [score for path in files if path.exists() for score in read_scores(path)]
-    print(scoring.table(scores, scoring.main_measures(scores)).to_string())
+    print(f"\n{scoring.summary(scores)}\nall measures: {out / LEADERBOARD}\n")
     board = pd.DataFrame(scoring.board_rows(scores))
     paths.write_text(out / LEADERBOARD, board.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
