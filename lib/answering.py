@@ -10,7 +10,9 @@ from tqdm.auto import tqdm
 from lib import batch, generation, paths, prompting
 from lib.evidence import EvidenceSet
 from lib.generation import Sentence
-from lib.llm import UNANSWERED, Client, Ledger, Prices, Reply, Request, ask_all
+from lib.ledger import Ledger, Prices
+from lib.llm import Client, ask_all
+from lib.replies import UNANSWERED, Reply, Request
 from lib.slices import Query, Slice
 from lib.variants import Profile, Variant
 

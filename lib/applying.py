@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lib import batch, paths, prompting, readers, slices, steps, trec
+from lib import batch, paths, preparing, prompting, readers, steps, trec
 from lib.answering import run_requests
 from lib.errors import WorkbookError
-from lib.llm import Client, Request
+from lib.llm import Client
+from lib.replies import Request
 from lib.slices import Query, Slice
 from lib.variants import Profile, Variant, load_profile
 
@@ -62,7 +63,7 @@ def apply(evidence: Path, results: Path, run_id: str, spec: str, out: Path) -> i
         if not path.is_file():
             raise WorkbookError(f"{path}: no such file")
     team = trec.load_submission()["team"]
-    with slices.opened(spec) as slice_:
+    with preparing.opened(spec) as slice_:
         rows = _evidence_rows(evidence, {query.query_id: query for query in slice_.queries})
         known = {f"{run_id}|{query.query_id}" for query in slice_.queries}
         with open(results, "rb") as file:

@@ -12,8 +12,9 @@ from typing import Any
 
 from lib import paths
 from lib.errors import WorkbookError
-from lib.llm import Client, Reply, Request, checked, is_completion, read_completion, request_body
+from lib.llm import Client, request_body
 from lib.prompting import ANSWER_SCHEMA
+from lib.replies import Reply, Request, checked, is_completion, read_completion
 from lib.variants import ServiceSpec
 
 RESULTS = "batch_results.jsonl"  # in a run's folder

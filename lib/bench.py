@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 
 from lib import paths, steps
-from lib.encoders import VectorCache, forward_passes
-from lib.slices import Slice, prepare
+from lib.encoders import forward_passes
+from lib.preparing import prepare
+from lib.slices import Slice
 from lib.variants import load_profile, load_variants
+from lib.vector_cache import VectorCache
 
 FLOP_A_TOKEN = 21.3e6  # of all-MiniLM-L6-v2's matrix products, attention aside
 

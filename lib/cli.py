@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from lib import __version__
+from lib import __version__, preparing
 from lib.errors import WorkbookError
 
 
@@ -129,7 +129,7 @@ def _batch_apply(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from lib import slices, summary, sweep, variants
+    from lib import summary, sweep, variants
 
     jobs = sweep.check_jobs(args.jobs)
     systems = variants.load_variants([n for n in args.variants.split(",") if n], _overrides(args.set))
@@ -138,7 +138,7 @@ def _sweep(args: argparse.Namespace) -> int:
     profile = variants.load_profile(args.profile)
     sweep.check_models(systems, profile, args.score)
     spec = _absolute(args.slice)
-    slices.check(spec)
+    preparing.check(spec)
     out = (args.out or Path("outputs") / Path(args.slice).name).resolve()
     existed = out.exists()
     sweep.prepare_folder(out, systems, profile)
@@ -162,7 +162,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from lib import runs, scoring, slices, variants
+    from lib import runs, scoring, variants
 
     def tell(problem: str) -> None:
         print(problem, file=sys.stderr)
@@ -174,7 +174,7 @@ def _score(args: argparse.Namespace) -> int:
     wanted = [name for name in args.only.split(",") if name]
     if args.only and not wanted:
         raise WorkbookError("--only: name at least one run, or leave it out for all of them")
-    with slices.opened(_absolute(args.slice)) as slice_:
+    with preparing.opened(_absolute(args.slice)) as slice_:
         found = runs.read_runs(args.runs, slice_.queries, tell)
         for name in wanted:
             if name not in found:
@@ -190,9 +190,9 @@ def _score(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from lib import slices, trec
+    from lib import trec
 
-    with slices.opened(_absolute(args.slice)) as slice_:
+    with preparing.opened(_absolute(args.slice)) as slice_:
         documents = {document.doc_id: document for document in slice_.all_documents()} or None
         faults = list(trec.validate(args.responses, slice_.queries, documents))
     for fault in faults:

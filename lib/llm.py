@@ -1,9 +1,8 @@
-"""Messages + schema -> replies: the only module that talks to a model service.
+"""Requests -> replies: the only module that talks to a model service.
 
-Any OpenAI-compatible service will do. A reply is a result whatever became of it: its status says
-whether it can be used, and its raw text is kept. Every reply that was paid for is stored under the
-hash of model, messages, schema and parameters, so that it is never paid for again; rate limits and
-server faults are waited out; an exhausted quota or a refused key stops everything at once.
+Any OpenAI-compatible service will do. Every reply that was paid for is stored under the hash of model,
+messages, schema and parameters, so that it is never paid for again; rate limits and server faults are
+waited out; an exhausted quota or a refused key stops everything at once.
 """
 
 import hashlib
@@ -12,87 +11,24 @@ import math
 import os
 import random
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import diskcache
-import jsonschema
 import tenacity
 
 from lib import paths
-from lib.errors import StopEverything, WorkbookError
-from lib.variants import ServiceSpec, read_yaml
+from lib.errors import StopEverything
+from lib.ledger import Ledger
+from lib.replies import UNANSWERED, Reply, Request, check_strict, checked, is_completion, read_completion, summed
+from lib.variants import ServiceSpec
 
-# No reply came for these; everything else is a reply that the service gave and charged for.
-UNANSWERED = ("failed", "over-budget")
-CHARACTERS_A_TOKEN = 4  # for estimates only; what is charged is what the service reports
 _LONGEST_WAIT = 60.0
-
-
-class Request(NamedTuple):
-    """One prompt: an id that is unique in its batch, chat messages, and the JSON schema of the reply.
-
-    `draw` tells independent replies to the same prompt apart. `check`, where given, looks at a value
-    that follows the schema and returns what else is wrong with it as (status, detail), or None.
-    """
-
-    request_id: str
-    messages: tuple[dict[str, str], ...]
-    schema: dict[str, Any]
-    draw: int = 0
-    check: Callable[[Any], tuple[str, str] | None] | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What became of a request.
-
-    `status` is `ok`; `truncated`, `refused`, `empty`, `off-schema` or what the request's own check says
-    of a reply that cannot be used; `failed` (the service gave no reply: `detail` says why) or
-    `over-budget` (it was not sent). `value` is the parsed reply of an `ok` one. Token counts are the
-    service's own, for all replies that were drawn for the request, of which `attempts` is the number;
-    `cached` says that this one came from the store.
-    """
-
-    status: str
-    text: str = ""
-    value: Any = None
-    detail: str = ""
-    model: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    attempts: int = 1
-    cached: bool = False
-
-
-class Prices:
-    """Dollars per million tokens of each model, from `params/prices.yaml`."""
-
-    def __init__(self, path: Path | None = None):
-        self.path = path or paths.PARAMS / "prices.yaml"
-        self.table = read_yaml(self.path)
-        for model, price in self.table.items():
-            if not isinstance(price, dict) or not all(_is_price(price.get(part)) for part in ("input", "output")):
-                raise WorkbookError(f"{self.path}: the price of '{model}' needs 'input' and 'output' in dollars")
-
-    def cost(self, model: str, prompt_tokens: int, completion_tokens: int, batch: bool = False) -> float | None:
-        """Dollars of a request, half of that in a batch where the table says so; None for a model without a price."""
-        dated = (price for name, price in self.table.items() if model.startswith(f"{name}-20"))
-        price = self.table.get(model) or next(dated, None)
-        if price is None:
-            return None
-        dollars = (prompt_tokens * price["input"] + completion_tokens * price["output"]) / 1e6
-        return dollars * price.get("batch_factor", 1.0) if batch else dollars
-
-
-def _is_price(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 class ReplyStore:
@@ -152,116 +88,6 @@ def request_body(service: ServiceSpec, request: Request) -> dict[str, Any]:
     elif service.structured == "json":
         body["response_format"] = {"type": "json_object"}
     return body
-
-
-def check_strict(schema: dict[str, Any], place: str = "schema") -> None:
-    """Raise ValueError unless every object of a JSON schema is closed and requires all of its properties."""
-    kinds = schema.get("type")
-    if "properties" in schema or "object" in (kinds if isinstance(kinds, list) else [kinds]):
-        if schema.get("additionalProperties") is not False:
-            raise ValueError(f"{place}: the object is open; set additionalProperties to false")
-        if set(schema.get("required", [])) != set(schema.get("properties", {})):
-            raise ValueError(f"{place}: every property must be required; make an optional one nullable")
-    for name, value in schema.items():
-        if name in ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas"):
-            parts = value.items()
-        elif name in ("anyOf", "allOf", "oneOf", "prefixItems"):
-            parts = enumerate(value)
-        else:
-            parts = [("", value)] if name in ("items", "not", "if", "then", "else", "contains") else []
-        for key, part in parts:
-            if isinstance(part, dict):
-                check_strict(part, f"{place}.{name}{f'.{key}' if key != '' else ''}")
-
-
-def is_completion(body: Any) -> bool:
-    """Whether a reply has the shape of a chat completion, as far as it is read here."""
-    if not isinstance(body, dict) or not isinstance(body.get("choices") or [], list):
-        return False
-    choices = body.get("choices") or [{}]
-    first = choices[0]
-    return (
-        isinstance(first, dict)
-        and isinstance(first.get("message") or {}, dict)
-        and isinstance(body.get("usage") or {}, dict)
-    )
-
-
-def read_completion(body: dict[str, Any], schema: dict[str, Any], structured: str = "schema") -> Reply:
-    """The reply in a chat completion's body; what it says of itself decides before its content is read."""
-    choices = body.get("choices") or [{}]
-    choice = choices[0]
-    message = choice.get("message") or {}
-    usage = body.get("usage") or {}
-    text = message.get("content") or ""
-    text = text if isinstance(text, str) else json.dumps(text)
-    about = {
-        "text": text or message.get("refusal") or "",
-        "model": body.get("model") or "",
-        "prompt_tokens": usage.get("prompt_tokens") or 0,
-        "completion_tokens": usage.get("completion_tokens") or 0,
-    }
-    if choice.get("finish_reason") == "length":
-        return Reply("truncated", detail="the token limit was reached", **about)
-    if message.get("refusal") or choice.get("finish_reason") == "content_filter":
-        return Reply("refused", detail="the model or its filter refused", **about)
-    if not text.strip():
-        return Reply("empty", detail="the reply is empty", **about)
-    value, fault = parse(text, schema, structured)
-    if fault:
-        return Reply("off-schema", detail=fault, **about)
-    return Reply("ok", value=value, **about)
-
-
-def parse(text: str, schema: dict[str, Any], structured: str = "schema") -> tuple[Any, str]:
-    """The JSON value in a reply, and why it does not follow the schema ('' if it does).
-
-    Only where the profile says `structured: text` may the one JSON object stand among prose or in a
-    code fence.
-    """
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        value = _only_object(text) if structured == "text" else None
-        if value is None:
-            return None, f"not JSON: {error}"
-    fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
-    return (None, f"{fault.json_path}: {fault.message}") if fault else (value, "")
-
-
-def _only_object(text: str) -> Any:
-    """The one JSON object in a text, None if there is none or more than one."""
-    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
-    found, position = [], 0
-    while (position := text.find("{", position)) >= 0:
-        try:
-            value, position = decoder.raw_decode(text, position)
-            found.append(value)
-        except (ValueError, RecursionError):
-            position += 1
-    return found[0] if len(found) == 1 else None
-
-
-def _refuse_constant(name: str):
-    raise ValueError(f"{name} is not JSON")
-
-
-def checked(reply: Reply, request: Request) -> Reply:
-    """The reply as the request's own check sees it."""
-    fault = request.check(reply.value) if reply.status == "ok" and request.check else None
-    return replace(reply, status=fault[0], detail=fault[1], value=None) if fault else reply
-
-
-def summed(drawn: Sequence[Reply]) -> Reply:
-    """The last of the replies that a request drew, with the tokens of all of them."""
-    prompt, completion = sum(r.prompt_tokens for r in drawn), sum(r.completion_tokens for r in drawn)
-    return replace(drawn[-1], attempts=len(drawn), prompt_tokens=prompt, completion_tokens=completion)
-
-
-def estimate_tokens(request: Request) -> int:
-    """Prompt tokens of a request, about: a quarter of its characters, the schema's included."""
-    length = sum(len(message["content"]) for message in request.messages) + len(json.dumps(request.schema))
-    return -(-length // CHARACTERS_A_TOKEN)
 
 
 def redact(text: str, key: str | None) -> str:
@@ -412,58 +238,6 @@ def _backoff(state: tenacity.RetryCallState) -> float:
     seconds = asked if math.isfinite(asked) and asked >= 0 else 0.5 * 2 ** (state.attempt_number - 1)
     seconds = min(seconds, _LONGEST_WAIT)
     return seconds + random.uniform(0, 0.1 + seconds / 4)
-
-
-class Ledger:
-    """What a sweep has spent: one line a reply that was drawn, appended as it comes."""
-
-    def __init__(self, path: Path, prices: Prices, budget: float | None = None):
-        self.path, self.prices, self.budget = path, prices, budget
-        self.spent = sum(row["dollars"] or 0.0 for row in _whole_lines(path))
-        self._promised: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def admit(self, service: ServiceSpec, request: Request) -> bool:
-        """Whether a request may be sent: all that is spent and in flight, and its own highest cost, fit the budget."""
-        if self.budget is None:
-            return True
-        highest = self.prices.cost(service.model, estimate_tokens(request), service.max_tokens)
-        if highest is None:
-            raise StopEverything(f"{self.prices.path}: no price for '{service.model}'; a budget needs one")
-        highest *= service.reply_attempts
-        if self.spent + sum(self._promised.values()) + highest > self.budget:
-            return False
-        self._promised[request.request_id] = highest
-        return True
-
-    def add(self, service: ServiceSpec, request: Request, reply: Reply) -> None:
-        """Book a reply, unless it came from the store or never came."""
-        if not reply.cached and reply.status not in UNANSWERED:
-            with self._lock:
-                self._book(service, request, reply)
-
-    def release(self, request: Request) -> None:
-        """A request is no longer in flight: what it cost is booked, and nothing more will come of it."""
-        self._promised.pop(request.request_id, None)
-
-    def _book(self, service: ServiceSpec, request: Request, reply: Reply) -> None:
-        dollars = self.prices.cost(service.model, reply.prompt_tokens, reply.completion_tokens)
-        self.spent += dollars or 0.0
-        row = {
-            "request_id": request.request_id,
-            "model": reply.model or service.model,
-            "status": reply.status,
-            "prompt_tokens": reply.prompt_tokens,
-            "completion_tokens": reply.completion_tokens,
-            "dollars": dollars,
-        }
-        paths.append_line(self.path, json.dumps(row))  # unrounded: single replies cost millionths of a dollar
-
-
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        with open(path, "rb") as file:
-            yield from (json.loads(line) for line in file if line.endswith(b"\n"))
 
 
 def ask_all(

@@ -8,31 +8,14 @@ from lib import paths
 from lib.errors import WorkbookError
 from lib.evidence import Evidence
 from lib.generation import Sentence
-from lib.llm import Request
+from lib.replies import Request, closed, list_of
 from lib.slices import Query
 from lib.text import one_line, unbroken
 from lib.variants import Variant
 
 # The reply that the paper's generation step asks for; every object is closed and requires all its fields.
-ANSWER_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["answer"],
-    "properties": {
-        "answer": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["text", "evidence_ids"],
-                "properties": {
-                    "text": {"type": "string"},
-                    "evidence_ids": {"type": "array", "items": {"type": "integer"}},
-                },
-            },
-        }
-    },
-}
+_SENTENCE = closed(text={"type": "string"}, evidence_ids=list_of({"type": "integer"}))
+ANSWER_SCHEMA = closed(answer=list_of(_SENTENCE))
 
 
 def load_prompt(name: str, fields: Sequence[str] = ("query", "evidence")) -> tuple[str, str]:

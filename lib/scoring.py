@@ -6,10 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from lib import paths, slices, stats
-from lib.encoders import BertScorer, Encoder
-from lib.llm import UNANSWERED, Client, Ledger, Prices
-from lib.measures import nuggets, primary, supplementary
+from lib import paths, preparing, stats
+from lib.bertscore import BertScorer
+from lib.encoders import Encoder
+from lib.ledger import Ledger, Prices
+from lib.llm import Client
+from lib.measures import banks, graders, nuggets, primary, supplementary
+from lib.replies import UNANSWERED
 from lib.runs import Response, Runs, pool_label, read_run, read_runs
 from lib.score_tables import Mean, Score, by_run, leaderboard, measures, read_scores, write_scores
 from lib.slices import Slice
@@ -42,7 +45,7 @@ def check_inputs(slice_: Slice, runs: Runs, folder: Path, profile: Profile, froz
     supplementary.reference_answers(slice_)
     own = slice_.folder / "nuggets.jsonl"
     if frozen or own.exists():
-        nuggets.read_bank(frozen or own)
+        banks.read_bank(frozen or own)
     for name in runs:
         supplementary.recorded_sources(folder / name / "provenance.jsonl")
 
@@ -55,7 +58,7 @@ def score_primary(
     scorer.check()
     lemmatizer, gold = primary.Lemmatizer(), slice_.gold_answers()
     grader = _grader(profile, out, budget)
-    bank, preferences = nuggets.bank_of(slice_, runs, grader, frozen)
+    bank, preferences = graders.bank_of(slice_, runs, grader, frozen)
     grades = grader.grade(runs, slice_.queries, bank)
     scores = [
         *primary.rouge_scores(runs, gold),
@@ -64,7 +67,7 @@ def score_primary(
         *primary.tfc1_scores(runs, slice_.queries, lemmatizer),
         *nuggets.nugget_scores(runs, bank, grades, grader.name, grader.model),
     ]
-    nuggets.write_bank(out / "nugget_bank.jsonl", bank, slice_.queries)
+    banks.write_bank(out / "nugget_bank.jsonl", bank, slice_.queries)
     given = ((run, query_id, found, status) for (run, query_id), (found, status) in grades.items())
     paths.write_jsonl(out / GRADES, (dict(zip(("run", "query_id", "grades", "status"), row, strict=True)) for row in given))
     compared = sum(found.compared for found in preferences.values())
@@ -145,10 +148,10 @@ def _ledger(out: Path, budget: float) -> Ledger:
     return Ledger(sweep / "ledger.jsonl", Prices(), budget or None)
 
 
-def _grader(profile: Profile, out: Path, budget: float) -> nuggets.ProxyGrader | nuggets.LLMGrader:
+def _grader(profile: Profile, out: Path, budget: float) -> graders.ProxyGrader | graders.LLMGrader:
     if profile.judge == "openai":
-        return nuggets.LLMGrader(Client(profile.judge_service), _ledger(out, budget))
-    return nuggets.ProxyGrader(Encoder(profile.encoder))
+        return graders.LLMGrader(Client(profile.judge_service), _ledger(out, budget))
+    return graders.ProxyGrader(Encoder(profile.encoder))
 
 
 def main_measures(scores: list[Score]) -> list[str]:
@@ -208,7 +211,7 @@ def agreement_with_official(folder: Path, profile: Profile, out: Path) -> pd.Dat
     `folder` holds a slice, `runs/` and the official scores; what is computed goes to `out`.
     """
     theirs = read_scores(folder / "official_scores.csv")
-    with slices.opened(str(folder)) as slice_:
+    with preparing.opened(str(folder)) as slice_:
         runs = read_runs(folder / "runs", slice_.queries)
         named = {score.run for score in theirs}
         ours = score_primary(slice_, {name: run for name, run in runs.items() if name in named}, out, profile)
@@ -218,7 +221,7 @@ def agreement_with_official(folder: Path, profile: Profile, out: Path) -> pd.Dat
 def agreement_with_judge(folder: Path, profile: Profile, out: Path) -> pd.DataFrame:
     """Agreement of our judge with the paper's in `judge_scores.csv`, as above."""
     table = pd.read_csv(folder / "judge_scores.csv", dtype={"query_id": str, "run": str}).groupby("run")
-    with slices.opened(str(folder)) as slice_:
+    with preparing.opened(str(folder)) as slice_:
         ours = score_supplementary(slice_, read_runs(folder / "runs", slice_.queries), folder / "runs", out, profile)
     theirs = {name: {run: dict(zip(t["query_id"], t[name], strict=True)) for run, t in table} for name in JUDGED}
     return _agreements(ours, theirs)

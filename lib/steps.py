@@ -13,14 +13,16 @@ import yaml
 from tqdm.auto import tqdm
 
 from lib import answering, chunking, paths, trec
-from lib.encoders import Encoder, VectorCache, reranker
+from lib.encoders import Encoder, reranker
 from lib.errors import WorkbookError
 from lib.evidence import Evidence, EvidenceSet, Models, collect
+from lib.preparing import prepare
 from lib.retrieval import Pool
 from lib.runs import Runs, read_run
-from lib.slices import Document, Query, Slice, prepare
+from lib.slices import Document, Query, Slice
 from lib.text import one_line, sentences
 from lib.variants import Profile, Variant, load_variant, load_variants
+from lib.vector_cache import VectorCache
 
 
 def need_slice(sweep: Path, spec: str = "sample") -> Slice:

@@ -10,7 +10,8 @@ from tqdm import tqdm
 from lib import paths, scoring, steps, sweep
 from lib.answering import run_requests
 from lib.errors import WorkbookError
-from lib.llm import Client, Ledger, Prices, estimate_tokens
+from lib.ledger import Ledger, Prices, estimate_tokens
+from lib.llm import Client
 from lib.measures.primary import cited_documents, cited_precision
 from lib.notebooks import Failure
 from lib.score_tables import read_scores

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from lib import batch, chunking, notebooks, paths, scoring, slices
-from lib.encoders import locate
+from lib import batch, chunking, notebooks, paths, preparing, scoring
 from lib.errors import StopEverything, WorkbookError
+from lib.models import locate
 from lib.notebooks import Failure
 from lib.variants import Profile, Variant
 
@@ -110,7 +110,7 @@ def tasks(
     prepare = Task(
         PREPARE,
         {"sweep_dir": str(out), "slice_source": spec},
-        inputs=tuple(slices.source_files(spec)),
+        inputs=tuple(preparing.source_files(spec)),
         outputs=slice_files,
     )
     chunk = Task(

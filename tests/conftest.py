@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from lib import preparing
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -23,7 +25,7 @@ def session_cache(tmp_path_factory):
 def sample(tmp_path_factory) -> slices.Slice:
     """The sample slice, prepared once."""
     folder = tmp_path_factory.mktemp("sample") / "slice"
-    slices.prepare("sample", folder)
+    preparing.prepare("sample", folder)
     return slices.Slice(folder)
 
 

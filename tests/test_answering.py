@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import paths, slices, steps, summary, sweep
+from lib import paths, preparing, slices, steps, summary, sweep
 from lib.answering import run_requests
 from lib.encoders import Encoder, reranker
 from lib.errors import StopEverything
@@ -38,7 +38,7 @@ DATE = "2017-03-09"
 def ready(tmp_path_factory, embedded) -> Path:
     """The sample up to its evidence for one system."""
     out = tmp_path_factory.mktemp("ready") / "sweep"
-    slices.prepare("sample", out / "slice")
+    preparing.prepare("sample", out / "slice")
     collect(out, embedded)
     return out
 
@@ -72,7 +72,7 @@ def planted(tmp_path, monkeypatch, embedded) -> Path:
     paths.write_jsonl(source / "queries.jsonl", queries)
     paths.write_jsonl(source / "documents.jsonl", documents)
     out = tmp_path / "sweep"
-    slices.prepare(str(source), out / "slice")
+    preparing.prepare(str(source), out / "slice")
     collect(out, embedded)
     return out
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import ftfy
 import pytest
 
-from lib import applying, batch, cli, paths, slices, steps, sweep
+from lib import applying, batch, cli, paths, preparing, slices, steps, sweep
 from lib.encoders import Encoder, reranker
 from lib.errors import StopEverything, WorkbookError
 from lib.evidence import Models
-from lib.llm import Client, ReplyStore, Request
+from lib.llm import Client, ReplyStore
 from lib.prompting import ANSWER_SCHEMA, answer_fault
+from lib.replies import Request
 from lib.variants import Profile, ServiceSpec, load_profile, load_variants
 from tests.stub_service import Ended, Stub, answer, completion, custom_ids, result_line
 
@@ -550,7 +551,7 @@ def test_a_step_without_a_batch_names_the_step_before(tmp_path):
 def evidence_ready(tmp_path_factory, embedded) -> Path:
     """A sweep of the sample up to its evidence."""
     out = tmp_path_factory.mktemp("ready") / "sweep"
-    slices.prepare("sample", out / "slice")
+    preparing.prepare("sample", out / "slice")
     models = Models(Encoder(embedded.encoder), reranker(embedded.sentence_reranker))
     for variant in load_variants(["concat-baseline", "single-query-bm25", "official-naive-baseline"]):
         steps.retrieve(out, slices.Slice(out / "slice"), variant, models)

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from lib import paths
-from lib.encoders import CosineReranker, CrossEncoderReranker, Encoder, VectorCache, cosine, locate, reranker
+from lib.encoders import CosineReranker, CrossEncoderReranker, Encoder, cosine, reranker
 from lib.errors import WorkbookError
+from lib.models import locate
 from lib.text import sentences
 from lib.variants import ModelSpec, load_profile
+from lib.vector_cache import VectorCache
 
 LIMIT = 256
 FILLER = "lorem ipsum dolor sit amet consectetur adipiscing elit sed eiusmod".split()
@@ -584,7 +586,8 @@ def refuse(*arguments, **named):
     raise OSError("the test blocks the network")
 socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
 from lib.chunking import chunk
-from lib.encoders import Encoder, locate, reranker
+from lib.encoders import Encoder, reranker
+from lib.models import locate
 from lib.errors import WorkbookError
 from lib.slices import Document
 from lib.variants import Variant, load_profile

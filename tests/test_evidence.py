@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from lib import paths, slices
+from lib import paths, preparing, slices
 from lib.chunking import chunk
 from lib.encoders import CosineReranker, Encoder
 from lib.evidence import Models, body_length, candidate_sentences, collect, is_citable, overlap_score, sentence_evidence
@@ -309,7 +309,7 @@ def test_references_named_in_the_first_half_cut_nothing():
 
 
 def test_evidence_of_real_queries_is_verbatim_from_their_candidates(real_data, tmp_path):
-    slices.prepare(str(real_data / "slice"), tmp_path / "slice")
+    preparing.prepare(str(real_data / "slice"), tmp_path / "slice")
     slice_ = slices.Slice(tmp_path / "slice")
     for query in slice_.queries:
         documents = slice_.documents(query)

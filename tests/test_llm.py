@@ -14,23 +14,10 @@ import yaml
 from lib import paths
 from lib.errors import StopEverything, WorkbookError
 from lib.evidence import Evidence
-from lib.llm import (
-    Client,
-    Ledger,
-    Prices,
-    Reply,
-    ReplyStore,
-    Request,
-    ask_all,
-    cache_key,
-    check_strict,
-    estimate_tokens,
-    parse,
-    read_completion,
-    redact,
-    request_body,
-)
+from lib.ledger import Ledger, Prices, estimate_tokens
+from lib.llm import Client, ReplyStore, ask_all, cache_key, redact, request_body
 from lib.prompting import ANSWER_SCHEMA, answer_request, load_prompt
+from lib.replies import Reply, Request, check_strict, parse, read_completion
 from lib.slices import Query
 from lib.variants import ServiceSpec, Variant
 from tests.stub_service import Stub, answer, completion
@@ -117,7 +104,9 @@ def python(code: str, *arguments) -> subprocess.Popen:
 ASK = """
 import json, sys
 from pathlib import Path
-from lib.llm import Client, Ledger, Prices, ReplyStore, Request, ask_all
+from lib.llm import Client, ReplyStore, ask_all
+from lib.ledger import Ledger, Prices
+from lib.replies import Request
 from lib.variants import ServiceSpec
 
 url, folder, requests = sys.argv[1], Path(sys.argv[2]), [Request(*row) for row in json.loads(sys.argv[3])]
@@ -251,7 +240,8 @@ def test_processes_that_store_at_the_same_time_lose_nothing(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from lib.llm import Reply, ReplyStore
+from lib.replies import Reply
+from lib.llm import ReplyStore
 store = ReplyStore(Path(sys.argv[1]))
 for n in range(40):
     store.put(f"{sys.argv[2]}-{n}", Reply("ok", text=f"text {n}"))

@@ -24,8 +24,9 @@ import yaml
 
 from lib import cli, paths, slices, steps
 from lib.answering import run_requests
-from lib.llm import Client, ReplyStore, Request, cache_key
+from lib.llm import Client, ReplyStore, cache_key
 from lib.prompting import answer_fault
+from lib.replies import Request
 from lib.score_tables import read_scores
 from lib.variants import ServiceSpec, load_profile
 

@@ -8,8 +8,9 @@ from lib import paths, prompting
 from lib.errors import WorkbookError
 from lib.evidence import Evidence
 from lib.generation import Sentence
-from lib.llm import Client, ReplyStore, Request
+from lib.llm import Client, ReplyStore
 from lib.prompting import ANSWER_SCHEMA, answer_fault, answer_request, answer_sentences, load_prompt
+from lib.replies import Request
 from lib.slices import Query
 from lib.variants import ServiceSpec, Variant
 from tests.stub_service import FOREIGN_ID, Stub, answer

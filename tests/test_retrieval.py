@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from lib import retrieval, slices, steps
+from lib import preparing, retrieval, slices, steps
 from lib.chunking import Passage, chunk
 from lib.encoders import Encoder
 from lib.retrieval import BM25, Pool, Ranked, citation_prior, feedback_terms, query_variants, rank, ranked_list, select
@@ -143,7 +143,7 @@ def test_c02_topics_without_text_give_an_empty_ranking_with_a_reason(tmp_path, e
         {"id": "full", "fullText": "Sea ice has begun to melt in June because the air is warm."},
     ]
     source = write_slice(tmp_path / "source", queries, documents)
-    slices.prepare(str(source), tmp_path / "sweep" / "slice")
+    preparing.prepare(str(source), tmp_path / "sweep" / "slice")
     slice_ = slices.Slice(tmp_path / "sweep" / "slice")
     [variant] = load_variants([name])
     models = steps.models_of(embedded)
@@ -365,7 +365,7 @@ def test_c06_an_id_written_as_number_and_as_text_is_one_document(tmp_path):
     """The only passage has rank 1 in both lists, original and keywords: 2 / 61."""
     queries = [{"query_id": 1, "query": "sea ice", "doc_ids": [4, "4"]}]
     source = write_slice(tmp_path / "source", queries, [{"id": "4", "fullText": "Sea ice melts in June."}])
-    slices.prepare(str(source), tmp_path / "slice")
+    preparing.prepare(str(source), tmp_path / "slice")
     slice_ = slices.Slice(tmp_path / "slice")
     [query] = slice_.queries
     documents = slice_.documents(query)
@@ -442,14 +442,14 @@ def write_network(folder: Path, rows: list[tuple[str, str]]) -> Path:
 
 def test_c07_the_prior_is_the_degree_over_the_maximum_degree(tmp_path):
     problems: list[str] = []
-    degrees = slices.citation_degrees(write_network(tmp_path, NETWORK), problems.append)
+    degrees = preparing.citation_degrees(write_network(tmp_path, NETWORK), problems.append)
     assert {doc_id: degrees.get(doc_id) for doc_id in "ABC"} == {"A": 2, "B": 2, "C": 1}
     assert citation_prior(("A", "B", "C"), degrees) == {"A": 1.0, "B": 1.0, "C": 0.5}
     assert problems == []
 
 
 def test_c07_the_sum_form_divides_by_the_sum_over_the_candidates(tmp_path):
-    degrees = slices.citation_degrees(write_network(tmp_path, NETWORK), print)
+    degrees = preparing.citation_degrees(write_network(tmp_path, NETWORK), print)
     assert citation_prior(("A", "B", "C"), degrees, "sum") == {"A": 0.4, "B": 0.4, "C": 0.2}
     assert citation_prior(("C", "D"), degrees, "sum") == {"C": 1.0, "D": 0.0}
 
@@ -468,7 +468,7 @@ def test_c07_without_edges_of_the_candidates_the_prior_is_zero(degrees, normaliz
 def test_c07_a_row_with_a_blank_id_is_reported_and_left_out(tmp_path):
     problems: list[str] = []
     path = write_network(tmp_path, [("A", "B"), ("", "B"), ("A", " ")])
-    assert slices.citation_degrees(path, problems.append) == {"A": 1, "B": 1}
+    assert preparing.citation_degrees(path, problems.append) == {"A": 1, "B": 1}
     assert [problem.split(": ")[0] for problem in problems] == [f"{path}:3", f"{path}:4"]
     assert all("blank id" in problem and "citing_doc_id,cited_doc_id" in problem for problem in problems)
 

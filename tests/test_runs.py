@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import slices
+from lib import preparing
 from lib.errors import WorkbookError
 from lib.runs import Response, pool_label, read_run, read_runs, responses
 from lib.slices import Query
@@ -180,7 +180,7 @@ def test_the_pool_label_counts_the_runs_and_changes_with_any_answer():
 
 def test_the_published_runs_are_complete(real_data):
     told = []
-    with slices.opened(str(real_data / "published")) as slice_:
+    with preparing.opened(str(real_data / "published")) as slice_:
         runs = read_runs(real_data / "published" / "runs", slice_.queries, told.append)
         candidates = {query.query_id: set(query.doc_ids) for query in slice_.queries}
     assert told == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lib import cli, paths, runs, scoring, slices
+from lib import cli, paths, preparing, runs, scoring, slices
 from lib.score_tables import Score
 from lib.variants import ServiceSpec
 from tests.stub_service import Stub, answer
@@ -544,7 +544,7 @@ def test_references_by_the_generator_and_judgements_by_another_provider(sample, 
 def test_citation_sets_equal_the_papers_for_every_run_and_query(real_data, tmp_path, embedded):
     """`judge_scores.csv` holds the figures behind the paper's Table 6."""
     folder = real_data / "published" / "runs"
-    with slices.opened(str(real_data / "published")) as slice_:
+    with preparing.opened(str(real_data / "published")) as slice_:
         found = runs.read_runs(folder, slice_.queries)
         scoring.score_supplementary(slice_, found, folder, tmp_path, embedded)
     ours = {(r["query_id"], r["run"], r["measure"]): r for r in rows_of(tmp_path / "supplementary.csv")}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lib import cli, paths, readers, slices
+from lib import cli, paths, preparing, readers, slices
 from lib.chunking import chunk
 from lib.errors import WorkbookError
 from lib.variants import load_variants
@@ -49,7 +49,7 @@ def source(folder: Path, queries: Iterable = (QUERY,), documents: Iterable | Non
 
 def prepare(folder: Path, **options) -> slices.Slice:
     out = folder.with_name("out")
-    slices.prepare(str(folder), out, **options)
+    preparing.prepare(str(folder), out, **options)
     return slices.Slice(out)
 
 
@@ -108,7 +108,7 @@ def test_preparing_leaves_the_files_of_the_slice_and_no_other(tmp_path):
 
 def test_preparing_twice_gives_the_same_bytes(tmp_path):
     for name in "ab":
-        slices.prepare("sample", tmp_path / name)
+        preparing.prepare("sample", tmp_path / name)
     first, second = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in "ab")
     assert first == second
 
@@ -156,7 +156,7 @@ def test_every_accepted_name_of_the_document_id(tmp_path, name):
 
 @pytest.mark.parametrize("name", FULL_TEXT_NAMES)
 def test_every_accepted_name_of_the_full_text(name):
-    document = slices.make_document("d1", {name: "Full.", "abstract": "Abstract.", "title": "Title"})
+    document = preparing.make_document("d1", {name: "Full.", "abstract": "Abstract.", "title": "Title"})
     assert (document.text, document.text_source, document.title) == ("Full.", "fullText", "Title")
 
 
@@ -164,7 +164,7 @@ def test_every_accepted_name_of_the_full_text(name):
     "name", ["publishedDate", "publication_date", "published", "timestamp", "date", "createdDate", "year"]
 )
 def test_every_accepted_name_of_the_date(name):
-    assert slices.parse_date({"id": "d1", name: "2016-03-02"}) == "2016-03-02"
+    assert preparing.parse_date({"id": "d1", name: "2016-03-02"}) == "2016-03-02"
 
 
 @pytest.mark.parametrize("key", ["query_id", "narrative_id", "qid", "id"])
@@ -352,9 +352,9 @@ def test_c16_table_ids_are_kept_and_a_blank_one_is_told_with_its_line(tmp_path):
 
 @pytest.mark.parametrize("blank", BLANKS, ids=ascii)
 def test_c18_what_cannot_be_seen_is_no_full_text(blank):
-    with_abstract = slices.make_document("d1", {"fullText": blank, "abstract": "Ice creeps.", "title": "Ice"})
-    without = slices.make_document("d1", {"fullText": blank, "abstract": blank, "title": "Ice"})
-    nothing = slices.make_document("d1", {"fullText": blank, "abstract": blank, "title": blank})
+    with_abstract = preparing.make_document("d1", {"fullText": blank, "abstract": "Ice creeps.", "title": "Ice"})
+    without = preparing.make_document("d1", {"fullText": blank, "abstract": blank, "title": "Ice"})
+    nothing = preparing.make_document("d1", {"fullText": blank, "abstract": blank, "title": blank})
     assert (with_abstract.text, with_abstract.text_source) == ("Ice creeps.", "abstract")
     assert (without.text, without.text_source) == ("Ice", "title")
     assert (nothing.text, nothing.text_source) == ("", "none")
@@ -362,24 +362,24 @@ def test_c18_what_cannot_be_seen_is_no_full_text(blank):
 
 @pytest.mark.parametrize("blank", IGNORABLE, ids=ascii)
 def test_c18_characters_that_unicode_calls_ignorable_are_no_text(blank):
-    assert slices.make_document("d1", {"fullText": blank, "abstract": "Ice creeps."}).text_source == "abstract"
+    assert preparing.make_document("d1", {"fullText": blank, "abstract": "Ice creeps."}).text_source == "abstract"
 
 
 @pytest.mark.parametrize("blank", [None, "", " ", "\u00a0\u200b"], ids=ascii)
 @pytest.mark.parametrize("name", FULL_TEXT_NAMES[1:])
 def test_c18_a_blank_full_text_gives_way_to_one_under_another_name(blank, name):
-    document = slices.make_document("d1", {"fullText": blank, name: "Ice creeps.", "abstract": "Ice."})
+    document = preparing.make_document("d1", {"fullText": blank, name: "Ice creeps.", "abstract": "Ice."})
     assert (document.text, document.text_source) == ("Ice creeps.", "fullText")
 
 
 @pytest.mark.parametrize("text", ["x", "7", "∅", "．", "é", "\u200bx\u200b", "氷"])
 def test_c18_what_can_be_seen_is_text(text):
-    assert slices.make_document("d1", {"fullText": text, "abstract": "Ice."}).text == text
+    assert preparing.make_document("d1", {"fullText": text, "abstract": "Ice."}).text == text
 
 
 @pytest.mark.parametrize("value", [7, ["Ice creeps."], {"text": "Ice creeps."}, True])
 def test_c18_a_value_that_is_no_text_does_not_become_one(value):
-    document = slices.make_document("d1", {"fullText": value, "abstract": "Ice.", "title": value})
+    document = preparing.make_document("d1", {"fullText": value, "abstract": "Ice.", "title": value})
     assert (document.text, document.title) == ("Ice.", "")
 
 
@@ -634,35 +634,35 @@ def test_a_malformed_gold_answer_is_an_error_with_its_line(tmp_path, bad):
     ids=repr,
 )
 def test_dates_and_placeholders(value, expected):
-    assert slices.parse_date({"publishedDate": value}) == expected
+    assert preparing.parse_date({"publishedDate": value}) == expected
 
 
 @pytest.mark.parametrize("unknown", [None, "", "n.d.", "1900-01-01T00:00:00"])
 def test_an_unknown_date_gives_way_to_the_next_name(unknown):
-    assert slices.parse_date({"publishedDate": unknown, "createdDate": "2016-03-02T10:00:00"}) == "2016-03-02"
-    assert slices.parse_date({"createdDate": unknown, "year": 2014}) == "2014"
+    assert preparing.parse_date({"publishedDate": unknown, "createdDate": "2016-03-02T10:00:00"}) == "2016-03-02"
+    assert preparing.parse_date({"createdDate": unknown, "year": 2014}) == "2014"
 
 
 def test_the_published_date_comes_before_the_created_one():
-    assert slices.parse_date({"createdDate": "2016-03-02", "publishedDate": "2011"}) == "2011"
+    assert preparing.parse_date({"createdDate": "2016-03-02", "publishedDate": "2011"}) == "2011"
 
 
 @pytest.mark.parametrize(("value", "year"), [("2009-05-17", 2009), ("2009", 2009), ("1900-01-01", None), (None, None)])
 def test_the_year_of_a_document(value, year):
-    assert slices.make_document("d1", {"text": "x", "publishedDate": value}).year == year
+    assert preparing.make_document("d1", {"text": "x", "publishedDate": value}).year == year
 
 
 @property_test
 @given(st.none() | st.text() | st.integers() | st.floats() | st.from_regex(r"\d{1,5}(-\d{1,3}){0,3}(T.*)?"))
 def test_any_value_is_a_date_of_the_stated_form_or_unknown(value):
-    found = slices.parse_date({"publishedDate": value})
+    found = preparing.parse_date({"publishedDate": value})
     assert found is None or re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", found)
     assert slices.Document("d1", "", "", "none", found).year in {None, *range(1500, 2101)}
 
 
 def degrees(tmp_path: Path, content: str, suffix: str = "csv") -> tuple[dict[str, int], list[str]]:
     problems: list[str] = []
-    return slices.citation_degrees(put(tmp_path / f"citations.{suffix}", content), problems.append), problems
+    return preparing.citation_degrees(put(tmp_path / f"citations.{suffix}", content), problems.append), problems
 
 
 HEADER = "citing_doc_id,cited_doc_id\n"
@@ -741,7 +741,7 @@ def test_half_a_surrogate_pair_is_one_other_character_so_that_offsets_hold(tmp_p
 
 
 @property_test
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(slices.has_text), min_size=1, max_size=6))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(preparing.has_text), min_size=1, max_size=6))
 def test_any_texts_are_kept_to_the_character(tmp_path, texts):
     documents = [{"id": n, "text": text} for n, text in enumerate(texts)]
     folder = source(tmp_path / "in", [{**QUERY, "doc_ids": list(range(len(texts)))[::-1]}], documents)
@@ -778,7 +778,7 @@ def test_a_folder_that_is_no_prepared_slice_is_an_error(tmp_path):
 
 
 def test_a_source_may_lack_documents_where_only_answers_are_scored(tmp_path):
-    with slices.opened(str(source(tmp_path / "in", documents=None))) as slice_:
+    with preparing.opened(str(source(tmp_path / "in", documents=None))) as slice_:
         assert [q.query_id for q in slice_.queries] == ["q1"]
         assert list(slice_.all_documents()) == []
         folder = slice_.folder
@@ -787,7 +787,7 @@ def test_a_source_may_lack_documents_where_only_answers_are_scored(tmp_path):
 
 def test_a_prepared_slice_is_opened_as_it_is(tmp_path):
     made = prepare(source(tmp_path / "in"))
-    with slices.opened(str(made.folder)) as slice_:
+    with preparing.opened(str(made.folder)) as slice_:
         assert slice_.folder == made.folder
     assert made.folder.exists()
 
@@ -795,13 +795,13 @@ def test_a_prepared_slice_is_opened_as_it_is(tmp_path):
 def test_the_files_of_a_source_are_those_that_are_read(tmp_path):
     folder = source(tmp_path / "in", qrels__txt="", citations__csv=HEADER, notes__txt="", candidates__csv="qid,docid\n")
     expected = ["candidates.csv", "citations.csv", "documents/a.jsonl", "qrels.txt", "queries.jsonl"]
-    assert [path.relative_to(folder).as_posix() for path in slices.source_files(str(folder))] == expected
-    assert slices.source_files("longeval-sci-2026/clef-2026/rag") == []
+    assert [path.relative_to(folder).as_posix() for path in preparing.source_files(str(folder))] == expected
+    assert preparing.source_files("longeval-sci-2026/clef-2026/rag") == []
 
 
 def test_the_availability_of_the_real_slice(real_data, tmp_path):
     """26 full texts and 34 abstracts of 60: README.md of the real data."""
-    report = slices.prepare(str(real_data / "slice"), tmp_path / "out", strict=True)
+    report = preparing.prepare(str(real_data / "slice"), tmp_path / "out", strict=True)
     made = slices.Slice(tmp_path / "out")
     assert report.text_sources == {"fullText": 26, "abstract": 34, "title": 0, "none": 0}
     assert (report.queries, report.instances, report.documents, report.problems) == (6, 60, 60, [])
@@ -814,7 +814,7 @@ def test_the_real_slice_keeps_its_order_ids_and_texts(real_data, tmp_path):
     folder = real_data / "slice"
     raw = [json.loads(line) for file in folder.glob("documents/*") for line in file.read_bytes().split(b"\n") if line]
     texts = {str(row["id"]): row["fullText"] if (row.get("fullText") or "").strip() else row["abstract"] for row in raw}
-    slices.prepare(str(folder), tmp_path / "out")
+    preparing.prepare(str(folder), tmp_path / "out")
     made = slices.Slice(tmp_path / "out")
     asked = [json.loads(line) for line in (folder / "queries.jsonl").read_bytes().split(b"\n") if line]
     assert made.queries == [slices.Query(q["query_id"], q["query"], tuple(map(str, q["doc_ids"]))) for q in asked]
@@ -822,7 +822,7 @@ def test_the_real_slice_keeps_its_order_ids_and_texts(real_data, tmp_path):
 
 
 def test_the_published_queries_open_without_documents(real_data):
-    with slices.opened(str(real_data / "published")) as slice_:
+    with preparing.opened(str(real_data / "published")) as slice_:
         assert len(slice_.queries) == 24
         assert {len(query.doc_ids) for query in slice_.queries} == {10}
         assert [len(ids) for ids in slice_.qrels().values()] == [2] * 19
@@ -846,9 +846,9 @@ def raw_sample() -> dict[str, dict]:
 def test_a_dataset_loaded_by_the_official_library(official):
     import ir_datasets_longeval
 
-    made = slices.irds_records(ir_datasets_longeval.load(str(official)), "longeval")
+    made = preparing.irds_records(ir_datasets_longeval.load(str(official)), "longeval")
     problems: list[str] = []
-    queries = slices.read_queries(made, problems.append)
+    queries = preparing.read_queries(made, problems.append)
     asked = [json.loads(line) for line in (paths.SAMPLE / "queries.jsonl").read_bytes().split(b"\n") if line]
     assert queries == [slices.Query(q["query_id"], q["query"], tuple(map(str, q["doc_ids"]))) for q in asked]
     assert problems == []
@@ -861,7 +861,7 @@ def test_a_dataset_loaded_by_the_official_library(official):
 def test_an_official_id_is_prepared_through_the_library(official, tmp_path, monkeypatch):
     """The library gives a TIRA sandbox its mounted folder, which stands here for the download."""
     monkeypatch.setenv("TIRA_INPUT_DATASET", str(official))
-    report = slices.prepare("longeval-sci-2026/clef-2026/rag", tmp_path / "out")
+    report = preparing.prepare("longeval-sci-2026/clef-2026/rag", tmp_path / "out")
     abstracts = sum(bool((row["abstract"] or "").strip()) for row in raw_sample().values())
     assert report.text_sources == {"fullText": 0, "abstract": abstracts, "title": 80 - abstracts, "none": 0}
     assert (report.queries, report.documents, report.problems) == (8, 80, [])
@@ -873,7 +873,7 @@ def test_an_official_id_is_prepared_through_the_library(official, tmp_path, monk
 def test_an_official_id_that_cannot_be_loaded_is_an_error_naming_it(official, tmp_path, monkeypatch):
     monkeypatch.setenv("TIRA_INPUT_DATASET", str(tmp_path / "absent"))
     with pytest.raises(WorkbookError, match="longeval-sci-2026/clef-2026/rag"):
-        slices.prepare("longeval-sci-2026/clef-2026/rag", tmp_path / "out")
+        preparing.prepare("longeval-sci-2026/clef-2026/rag", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -883,7 +883,7 @@ def test_official_files_that_are_damaged_are_an_error_naming_the_id(official, tm
     content = (official / name).read_bytes()
     put(official / name, content[: len(content) // 2])
     with pytest.raises(WorkbookError, match="longeval-sci-2026/clef-2026/rag"):
-        slices.prepare("longeval-sci-2026/clef-2026/rag", tmp_path / "out")
+        preparing.prepare("longeval-sci-2026/clef-2026/rag", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -952,7 +952,7 @@ def names_of(make) -> list[str]:
 def test_preparing_bad_input_tells_what_is_wrong_and_leaves_nothing(tmp_path, kind):
     spec, parts = (bad_sources(tmp_path / "a") | bad_documents(tmp_path / "b"))[kind]
     with pytest.raises(WorkbookError) as caught:
-        slices.prepare(str(spec), tmp_path / "out")
+        preparing.prepare(str(spec), tmp_path / "out")
     assert [part for part in parts if part not in str(caught.value)] == []
     assert not (tmp_path / "out").exists()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import regex
 
-from lib.encoders import BertScorer
+from lib.bertscore import BertScorer
 from lib.runs import Response, Runs, pool_label, responses
 from lib.score_tables import MISSING, OK, Score
 from lib.slices import Query

@@ -1,6 +1,7 @@
 """The paper's supplementary protocol (METHOD, section 8): a reference answer, a judge, and citation sets.
 
 The judge sees one answer at a time, without the name of its system, and gives two scores on one rubric
+from lib.replies import closed, closed
 from 1 to 5. Without a model service a `proxy` stands in, with its own scale from 0 to 1.
 """
 
@@ -12,20 +13,16 @@ from typing import Any, NamedTuple
 from lib import prompting, trec
 from lib.encoders import Encoder
 from lib.errors import WorkbookError
-from lib.llm import Client, Ledger, Reply, Request, ask_all
-from lib.measures.nuggets import whole_number
+from lib.ledger import Ledger
+from lib.llm import Client, ask_all
+from lib.replies import Reply, Request, closed, whole_number
 from lib.runs import Response, Runs, read_run, responses
 from lib.score_tables import MISSING, OK, Score
 from lib.slices import Query, Slice
 
 LOWEST, HIGHEST = 1, 5  # of the judge's rubric
 _SCORE = {"type": ["integer", "string"]}
-JUDGE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["correctness", "completeness"],
-    "properties": {"correctness": _SCORE, "completeness": _SCORE},
-}
+JUDGE_SCHEMA = closed(correctness=_SCORE, completeness=_SCORE)
 REFERENCE_WORDS = 400  # so much of each candidate is shown when a reference answer is generated
 
 

@@ -5,12 +5,15 @@ import re
 import diskcache
 import pytest
 
-from lib import paths, prompting
+from lib import paths, prompting, replies
 from lib.encoders import Encoder
 from lib.errors import WorkbookError
-from lib.llm import Client, Ledger, Prices, ReplyStore
-from lib.measures import nuggets
-from lib.measures.nuggets import Bank, LLMGrader, Nugget, Preferences, ProxyGrader, net_wins, nugget_scores, winners
+from lib.ledger import Ledger, Prices
+from lib.llm import Client, ReplyStore
+from lib.measures import banks, graders, nuggets
+from lib.measures.banks import Bank, Nugget
+from lib.measures.graders import LLMGrader, Preferences, ProxyGrader, net_wins, winners
+from lib.measures.nuggets import nugget_scores
 from lib.runs import Response, pool_label
 from lib.score_tables import Mean, by_run, leaderboard
 from lib.slices import Query
@@ -101,7 +104,7 @@ def bank_file(folder, *rows):
 def test_the_bank_of_the_sample_holds_what_its_file_says():
     file = paths.SAMPLE / "nuggets.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    bank = nuggets.read_bank(file)
+    bank = banks.read_bank(file)
     assert bank.source == "nuggets.jsonl"
     assert {query_id: [n[:4] for n in found] for query_id, found in bank.nuggets.items()} == {
         row["query_id"]: [(n["nugget_id"], n["question"], n["answer"], n["importance"]) for n in row["nuggets"]]
@@ -112,7 +115,7 @@ def test_the_bank_of_the_sample_holds_what_its_file_says():
 
 def test_nuggets_without_an_id_are_numbered_and_whole_numbers_are_ids_as_text(tmp_path):
     listed = [{"question": "Why?"}, {"question": "How?", "nugget_id": None}, {"question": "When?", "nugget_id": 7}]
-    bank = nuggets.read_bank(bank_file(tmp_path, {"query_id": 5, "nuggets": listed}))
+    bank = banks.read_bank(bank_file(tmp_path, {"query_id": 5, "nuggets": listed}))
     assert [n.nugget_id for n in bank.nuggets["5"]] == ["n1", "n2", "7"]
 
 
@@ -129,8 +132,8 @@ ROUND_TRIPS = {
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 def test_a_frozen_bank_reads_back_with_its_source_pool_and_version(tmp_path, name):
     bank = Bank("mined by proxy m", ROUND_TRIPS[name], "3 runs 0123456789ab")
-    file = nuggets.write_bank(tmp_path / "frozen.jsonl", bank, [Q1, Q2])
-    again = nuggets.read_bank(file)
+    file = banks.write_bank(tmp_path / "frozen.jsonl", bank, [Q1, Q2])
+    again = banks.read_bank(file)
     assert (again.source, again.pool) == (bank.source, bank.pool)
     assert [json.loads(line)["metadata"]["version"] for line in file.read_text(encoding="utf-8").split("\n")[:-1]] == [
         again.version
@@ -142,7 +145,7 @@ def test_a_frozen_bank_reads_back_with_its_source_pool_and_version(tmp_path, nam
 
 def test_a_frozen_bank_of_more_queries_than_the_slice_reads_back(tmp_path):
     bank = Bank("nuggets.jsonl", {"q1": [Nugget("n1", "Why?")], "q2": [Nugget("n1", "How?")]})
-    again = nuggets.read_bank(nuggets.write_bank(tmp_path / "frozen.jsonl", bank, [Q1]))
+    again = banks.read_bank(banks.write_bank(tmp_path / "frozen.jsonl", bank, [Q1]))
     assert again.nuggets["q1"] == bank.nuggets["q1"]
 
 
@@ -187,12 +190,12 @@ def with_other(field, value):
 )
 def test_a_bank_that_was_changed_after_freezing_is_refused(tmp_path, change):
     bank = Bank("hand", {"q1": [Nugget("n1", "Why?", "Sun.", "vital"), Nugget("n2", "How?")], "q2": [Nugget("n1", "A?")]})
-    file = nuggets.write_bank(tmp_path / "frozen.jsonl", bank, [Q1, Q2])
+    file = banks.write_bank(tmp_path / "frozen.jsonl", bank, [Q1, Q2])
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     change(rows)
     paths.write_jsonl(file, rows)
     with pytest.raises(WorkbookError, match="changed") as error:
-        nuggets.read_bank(file)
+        banks.read_bank(file)
     assert str(error.value).startswith(str(file))
     assert bank.version in str(error.value) and "restore" in str(error.value)
 
@@ -243,7 +246,7 @@ def frozen(**fields):
 def test_a_malformed_bank_is_refused_with_file_and_line(tmp_path, row, said):
     file = bank_file(tmp_path, {"query_id": "q1", "nuggets": [{"question": "Why?"}]}, "", row)
     with pytest.raises(WorkbookError) as error:
-        nuggets.read_bank(file)
+        banks.read_bank(file)
     assert str(error.value).startswith(f"{file}:3: ")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -253,14 +256,14 @@ def test_a_torn_last_line_of_a_bank_is_refused(tmp_path):
     whole = json.dumps({"query_id": "q1", "nuggets": [{"question": "Why?"}]})
     file = paths.write_text(tmp_path / "bank.jsonl", f'{whole}\n{{"query_id": "q2", "nugg')
     with pytest.raises(WorkbookError, match=re.escape(f"{file}:2: malformed JSON")):
-        nuggets.read_bank(file)
+        banks.read_bank(file)
 
 
 def test_a_frozen_bank_goes_before_the_slices_own_and_that_before_mining(tmp_path, sample, proxy):
     runs = runs_of(*sample.queries, a=[["Ice melts."]] * len(sample.queries))
-    file = nuggets.write_bank(tmp_path / "f.jsonl", Bank("hand", {sample.queries[0].query_id: [FOUR[0]]}), sample.queries)
-    assert nuggets.bank_of(sample, runs, proxy, file)[0].source == "hand"
-    own, preferences = nuggets.bank_of(sample, runs, proxy)
+    file = banks.write_bank(tmp_path / "f.jsonl", Bank("hand", {sample.queries[0].query_id: [FOUR[0]]}), sample.queries)
+    assert graders.bank_of(sample, runs, proxy, file)[0].source == "hand"
+    own, preferences = graders.bank_of(sample, runs, proxy)
     assert (own.source, preferences) == ("nuggets.jsonl", {})
 
 
@@ -548,18 +551,18 @@ INVALID = [
 
 @pytest.mark.parametrize(("given", "expected"), VALID)
 def test_c37_a_whole_number_in_the_range_is_a_grade_also_as_text(given, expected):
-    assert nuggets.whole_number(given, 0, 5) == expected
-    assert type(nuggets.whole_number(given, 0, 5)) is int
+    assert replies.whole_number(given, 0, 5) == expected
+    assert type(replies.whole_number(given, 0, 5)) is int
 
 
 @pytest.mark.parametrize("given", [*INVALID, math.nan, math.inf, -math.inf, 1e300], ids=lambda value: repr(value)[:12])
 def test_c37_anything_else_is_no_grade_and_neither_clamped_nor_defaulted(given):
-    assert nuggets.whole_number(given, 0, 5) is None
+    assert replies.whole_number(given, 0, 5) is None
 
 
 @pytest.mark.parametrize(("low", "high", "given"), [(1, 5, 0), (1, 5, "0"), (1, 5, 6), (0, 5, 6)])
 def test_c37_the_range_is_the_scales_own(low, high, given):
-    assert nuggets.whole_number(given, low, high) is None
+    assert replies.whole_number(given, low, high) is None
 
 
 def fenced(text: str) -> str:

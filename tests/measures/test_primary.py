@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy.stats import kendalltau
 
-from lib import paths, slices
-from lib.encoders import BertScorer, VectorCache, locate
+from lib import paths, preparing
+from lib.bertscore import BertScorer
 from lib.errors import WorkbookError
 from lib.measures.primary import (
     Lemmatizer,
@@ -28,10 +28,12 @@ from lib.measures.primary import (
     tfc1,
     tfc1_scores,
 )
+from lib.models import locate
 from lib.runs import Response, read_run, read_runs
 from lib.score_tables import Mean, by_run, leaderboard
 from lib.slices import Query, read_qrels
 from lib.variants import ModelSpec
+from lib.vector_cache import VectorCache
 
 
 def pool(**answers: list[str | None]) -> dict[str, dict[str, Response]]:
@@ -510,7 +512,7 @@ def python(code: str, *arguments: str, **environment: str) -> dict:
 
 WARM = """
 import json, sys
-from lib.encoders import BertScorer
+from lib.bertscore import BertScorer
 from lib.variants import ModelSpec, load_profile
 name, rescaled, *texts = json.loads(sys.argv[1])
 spec = ModelSpec(name) if name else load_profile("embedded").encoder
@@ -534,7 +536,7 @@ def refuse(*arguments, **named):
     tried.append(repr(arguments))
     raise OSError("the test blocks the network")
 socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
-from lib.encoders import BertScorer
+from lib.bertscore import BertScorer
 from lib.errors import WorkbookError
 from lib.variants import load_profile
 layer = int(sys.argv[1]) or None
@@ -586,7 +588,7 @@ def official(real_data) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def published(real_data, official):
     """The published slice and the ten runs of the official table."""
-    with slices.opened(str(real_data / "published")) as slice_:
+    with preparing.opened(str(real_data / "published")) as slice_:
         queries, gold, qrels = slice_.queries, slice_.gold_answers(), slice_.qrels()
     runs = read_runs(real_data / "published" / "runs", queries)
     assert set(runs) - set(official.index.get_level_values("run")) == {"concat-baseline"}

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lib import slices
+from lib import preparing, slices
 from lib.encoders import Encoder
-from lib.llm import Client, Ledger, Prices, ReplyStore
+from lib.ledger import Ledger, Prices
+from lib.llm import Client, ReplyStore
 from lib.measures.supplementary import (
     JUDGE_SCHEMA,
     Judgement,
@@ -460,7 +461,7 @@ def wet_slice(tmp_path) -> slices.Slice:
     (folder / "queries.jsonl").write_text(json.dumps(query) + "\n", encoding="utf-8")
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     (folder / "documents" / "documents.jsonl").write_text(lines, encoding="utf-8")
-    slices.prepare(str(folder), tmp_path / "slice")
+    preparing.prepare(str(folder), tmp_path / "slice")
     return slices.Slice(tmp_path / "slice")
 
 
@@ -518,7 +519,7 @@ def test_without_documents_no_reference_answer_is_asked_for(wet_slice, tmp_path)
     """METHOD, section 8: a reference answer is generated from the candidates."""
     (tmp_path / "source" / "documents" / "documents.jsonl").unlink()
     (tmp_path / "source" / "documents").rmdir()
-    with slices.opened(str(tmp_path / "source")) as bare, Stub(otherwise=f"say:{answer(('Heat.', []))}") as stub:
+    with preparing.opened(str(tmp_path / "source")) as bare, Stub(otherwise=f"say:{answer(('Heat.', []))}") as stub:
         found, _ = reference_answers(bare, writer_of(stub, tmp_path))
         assert stub.chats == []
     assert found == {}
