@@ -28,36 +28,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    sweep = commands.add_parser(
-        "sweep",
-        help="run the notebooks for every system",
-        epilog="example: workbook sweep --slice data/longeval --variants rule-minilm,default --jobs 2",
-    )
-    sweep.add_argument("--slice", default="sample", help="'sample', a folder, or an ir_datasets_longeval id")
-    sweep.add_argument("--variants", default="all", help="'all', or names or YAML files separated by commas")
-    sweep.add_argument("--profile", default="embedded", help="'embedded', 'paper', or a YAML file")
-    sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
-    sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
-    sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
-    sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
-    sweep.add_argument("--budget", type=_dollars, default=0.0, metavar="USD", help="stop before it is exceeded")
-    sweep.add_argument("--fallback", default="", choices=["", "extractive"], help="fill failed answers, and mark them")
-    sweep.add_argument("--no-score", dest="score", action="store_false", help="stop after the answers")
-    sweep.set_defaults(command=_sweep)
-
-    score = commands.add_parser(
-        "score",
-        help="measure runs under both evaluation protocols",
-        epilog="example: workbook score --slice data/longeval --runs runs --out scores; runs/NAME/responses.jsonl is a run",
-    )
-    score.add_argument("--slice", required=True, help="'sample', a folder or a longeval id; documents are not needed")
-    score.add_argument("--runs", type=Path, required=True, help="a folder with a folder a run, each with a responses.jsonl")
-    score.add_argument("--out", type=Path, required=True, help="folder to write primary.csv and supplementary.csv to")
-    score.add_argument("--profile", default="embedded", help="'embedded', 'paper', or a YAML file")
-    score.add_argument("--only", default="", metavar="RUNS", help="names of runs, by commas; only these make the pool")
-    score.add_argument("--bank", type=Path, help="a frozen nugget bank (default: the slice's, or mined from the pool)")
-    score.add_argument("--budget", type=_dollars, default=0.0, metavar="USD", help="stop before it is exceeded")
-    score.set_defaults(command=_score)
+    _add_sweep(commands)
+    _add_score(commands)
 
     validate = commands.add_parser(
         "validate",
@@ -78,6 +50,44 @@ def _parser() -> argparse.ArgumentParser:
     bundle.set_defaults(command=_bundle)
     _add_batch(commands)
     return parser
+
+
+def _add_sweep(commands) -> None:
+    sweep = commands.add_parser(
+        "sweep",
+        help="run the notebooks for every system",
+        epilog="example: workbook sweep --slice data/longeval --variants rule-minilm,default --jobs 2",
+    )
+    sweep.add_argument("--slice", default="sample", help="'sample', a folder, or an ir_datasets_longeval id")
+    sweep.add_argument("--variants", default="all", help="'all', or names or YAML files separated by commas")
+    sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
+    sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
+    sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
+    sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
+    _add_models(sweep)
+    sweep.add_argument("--fallback", default="", choices=["", "extractive"], help="fill failed answers, and mark them")
+    sweep.add_argument("--no-score", dest="score", action="store_false", help="stop after the answers")
+    sweep.set_defaults(command=_sweep)
+
+
+def _add_score(commands) -> None:
+    score = commands.add_parser(
+        "score",
+        help="measure runs under both evaluation protocols",
+        epilog="example: workbook score --slice data/longeval --runs runs --out scores; runs/NAME/responses.jsonl is a run",
+    )
+    score.add_argument("--slice", required=True, help="'sample', a folder or a longeval id; documents are not needed")
+    score.add_argument("--runs", type=Path, required=True, help="a folder with a folder a run, each with a responses.jsonl")
+    score.add_argument("--out", type=Path, required=True, help="folder to write primary.csv and supplementary.csv to")
+    score.add_argument("--only", default="", metavar="RUNS", help="names of runs, by commas; only these make the pool")
+    score.add_argument("--bank", type=Path, help="a frozen nugget bank (default: the slice's, or mined from the pool)")
+    _add_models(score)
+    score.set_defaults(command=_score)
+
+
+def _add_models(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--profile", default="embedded", help="'embedded', 'paper', or a YAML file")
+    command.add_argument("--budget", type=_dollars, default=0.0, metavar="USD", help="stop before it is exceeded")
 
 
 def _dollars(text: str) -> float:

@@ -70,8 +70,6 @@ def score_primary(
     banks.write_bank(out / "nugget_bank.jsonl", bank, slice_.queries)
     given = ((run, query_id, found, status) for (run, query_id), (found, status) in grades.items())
     paths.write_jsonl(out / GRADES, (dict(zip(("run", "query_id", "grades", "status"), row, strict=True)) for row in given))
-    compared = sum(found.compared for found in preferences.values())
-    swapped = sum(found.swapped for found in preferences.values())
     about = {
         "pool": pool_label(runs),
         "queries": len(slice_.queries),
@@ -82,15 +80,23 @@ def score_primary(
             "version": bank.version,
             "grader": grader.name,
             "model": grader.model,
-            "pairs_compared": compared,
-            "pairs_failed": sum(found.failed for found in preferences.values()),
-            "order_swap_rate": swapped / compared if compared else None,
+            **_comparisons(list(preferences.values())),
         },
     }
     paths.write_text(out / "primary.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     write_scores(out / PRIMARY, scores)
     _write_pending(out / "05_evaluate_primary.pending.json", scores)
     return scores
+
+
+def _comparisons(found: list[graders.Preferences]) -> dict[str, Any]:
+    """How many pairs of answers were compared to mine a bank, and in what share of them the order decided."""
+    compared = sum(preferences.compared for preferences in found)
+    return {
+        "pairs_compared": compared,
+        "pairs_failed": sum(preferences.failed for preferences in found),
+        "order_swap_rate": sum(preferences.swapped for preferences in found) / compared if compared else None,
+    }
 
 
 def score_supplementary(

@@ -1,16 +1,15 @@
 """What all tests share: no network, a cache of the session's own, and the real data where it is at hand."""
 
 import os
+import shutil
 from pathlib import Path
-
-from lib import preparing
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest  # noqa: E402
 
-from lib import slices, variants  # noqa: E402
+from lib import paths, preparing, slices, variants  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,3 +40,11 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def embedded() -> variants.Profile:
     return variants.load_profile("embedded")
+
+
+@pytest.fixture
+def official(tmp_path, monkeypatch) -> Path:
+    """A copy of the sample in the official layout, away from the home folder."""
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TIRA_INPUT_DATASET", raising=False)
+    return Path(shutil.copytree(paths.SAMPLE, tmp_path / "official"))

@@ -1,11 +1,8 @@
 import json
 import math
 import multiprocessing
-import os
 import random
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lib import paths
 from lib.encoders import CosineReranker, CrossEncoderReranker, Encoder, cosine, reranker
 from lib.errors import WorkbookError
 from lib.models import locate
 from lib.text import sentences
 from lib.variants import ModelSpec, load_profile
 from lib.vector_cache import VectorCache
+from tests.process import NO_NETWORK, finished, python
 
 LIMIT = 256
 FILLER = "lorem ipsum dolor sit amet consectetur adipiscing elit sed eiusmod".split()
@@ -56,23 +53,6 @@ def log_writes(cache):
 def written(cache) -> list[bytes]:
     with closing(sqlite3.connect(cache.path)) as db:
         return [key for (key,) in db.execute("SELECT key FROM written")]
-
-
-def python(code: str, *arguments: str, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=paths.PROJECT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finished(process: subprocess.Popen) -> dict:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return json.loads(out)
 
 
 @pytest.fixture(scope="module")
@@ -578,13 +558,9 @@ def test_loading_a_model_prints_nothing(embedded, tiny, tmp_path, capfd, kind):
     assert capfd.readouterr() == ("", "")
 
 
-OFFLINE = """
-import json, socket, sys
-tried = []
-def refuse(*arguments, **named):
-    tried.append(repr(arguments))
-    raise OSError("the test blocks the network")
-socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
+OFFLINE = (
+    NO_NETWORK
+    + """
 from lib.chunking import chunk
 from lib.encoders import Encoder, reranker
 from lib.models import locate
@@ -608,6 +584,7 @@ for name in sys.argv[1:] or uses:
         found[name] = f"WorkbookError {error}"
 print(json.dumps({"found": found, "tried": tried}))
 """
+)
 PAPER_MODELS = {
     "encoder": "sentence-transformers/all-MiniLM-L6-v2",
     "semantic chunker": "sentence-transformers/all-MiniLM-L6-v2",

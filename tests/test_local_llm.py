@@ -360,6 +360,7 @@ def test_two_runs_are_graded_and_judged_and_every_judgement_is_accounted_for(mod
     scores = [
         s for name in ("primary", "supplementary") for s in read_scores(out / f"{name}.csv") if f"[{MODEL}]" in s.measure
     ]
+    assert scores
     for measure in {score.measure for score in scores}:
         rows = [score for score in scores if score.measure == measure]
         assert len(rows) == 4

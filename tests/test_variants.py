@@ -240,7 +240,11 @@ def test_a_number_that_yaml_reads_as_text_gets_a_message_that_says_how_to_write_
 @pytest.mark.parametrize("parameter", ["bm25_k1", "bm25_b", "semantic_merge_threshold", "temporal_boost"])
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
 def test_a_number_that_is_not_finite_is_an_error(tmp_path, parameter, value):
-    path = write(tmp_path, f"name: mine\n{parameter}: {value}\n")
+    assert_refused_by_file_and_parameter(tmp_path, parameter, value)
+
+
+def assert_refused_by_file_and_parameter(folder, parameter, value):
+    path = write(folder, f"name: mine\n{parameter}: {value}\n")
     message = refusal(path)
     assert message.startswith(f"{path}: ")
     assert parameter in message
@@ -265,10 +269,7 @@ def test_a_number_that_is_not_finite_is_an_error(tmp_path, parameter, value):
     ],
 )
 def test_a_value_out_of_range_is_an_error_naming_file_and_parameter(tmp_path, parameter, value):
-    path = write(tmp_path, f"name: mine\n{parameter}: {value}\n")
-    message = refusal(path)
-    assert message.startswith(f"{path}: ")
-    assert parameter in message
+    assert_refused_by_file_and_parameter(tmp_path, parameter, value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from 1 to 5. Without a model service a `proxy` stands in, with its own scale fro
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,12 @@ from lib.llm import Client, ask_all
 from lib.replies import Reply, Request, closed, whole_number
 from lib.runs import Response, Runs, read_run, responses
 from lib.score_tables import MISSING, OK, Score
-from lib.slices import Query, Slice
+from lib.slices import Document, Query, Slice
 
 LOWEST, HIGHEST = 1, 5  # of the judge's rubric
 _SCORE = {"type": ["integer", "string"]}
 JUDGE_SCHEMA = closed(correctness=_SCORE, completeness=_SCORE)
+REFERENCE_SENTENCES = 8  # at most, as `params/prompts/reference.txt` asks
 REFERENCE_WORDS = 400  # so much of each candidate is shown when a reference answer is generated
 
 
@@ -153,37 +155,26 @@ class ReferenceWriter:
 
     def write(self, slice_: Slice) -> dict[str, Response]:
         """query_id -> reference answer; a query whose reply cannot be used has none."""
-        requests, shown = {}, {}
         prompt = prompting.load_prompt("reference", ("query", "documents"))
-        for query in slice_.queries:
-            documents = [d for d in slice_.documents(query) if d.text]
-            if not documents:
-                continue
-            texts = [" ".join(d.text.split()[:REFERENCE_WORDS]) for d in documents]
-            listed = [
-                {"evidence_id": n, "title": d.title, "text": t}
-                for n, (d, t) in enumerate(zip(documents, texts, strict=True))
-            ]
-            shown[query.query_id] = {n: d.doc_id for n, d in enumerate(documents)}
-            known = frozenset(shown[query.query_id])
-
-            def check(value: dict[str, Any], known: frozenset[int] = known) -> tuple[str, str] | None:
-                return prompting.answer_fault(value, known, 8)
-
-            about = {"query": query.text, "documents": listed}
-            requests[query.query_id] = prompting.request(
-                query.query_id, prompt, about, prompting.ANSWER_SCHEMA, check=check
-            )
-        replies = ask_all(self.client, list(requests.values()), self.ledger)
+        documents = {q.query_id: [d for d in slice_.documents(q) if d.text] for q in slice_.queries}
+        asked = [query for query in slice_.queries if documents[query.query_id]]
+        replies = ask_all(self.client, [_reference_request(q, documents[q.query_id], prompt) for q in asked], self.ledger)
         answers = {}
-        for query_id, request in requests.items():
-            reply = replies[request.request_id]
-            if reply.status == OK:
-                said = prompting.answer_sentences(reply.value, shown[query_id])
-                answers[query_id] = Response(
-                    "reference", query_id, tuple(s.text for s in said), tuple(s.doc_ids for s in said)
-                )
+        for query_id in (query.query_id for query in asked if replies[query.query_id].status == OK):
+            names = dict(enumerate(document.doc_id for document in documents[query_id]))
+            said = prompting.answer_sentences(replies[query_id].value, names)
+            texts, cited = tuple(s.text for s in said), tuple(s.doc_ids for s in said)
+            answers[query_id] = Response("reference", query_id, texts, cited)
         return answers
+
+
+def _reference_request(query: Query, documents: list[Document], prompt: tuple[str, str]) -> Request:
+    texts = (" ".join(document.text.split()[:REFERENCE_WORDS]) for document in documents)
+    numbered = enumerate(zip((document.title for document in documents), texts, strict=True))
+    listed = [{"evidence_id": n, "title": title, "text": text} for n, (title, text) in numbered]
+    check = partial(prompting.answer_fault, known=frozenset(range(len(documents))), max_sentences=REFERENCE_SENTENCES)
+    about = {"query": query.text, "documents": listed}
+    return prompting.request(query.query_id, prompt, about, prompting.ANSWER_SCHEMA, check=check)
 
 
 class ProxyJudge:
