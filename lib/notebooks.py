@@ -7,12 +7,17 @@ import ast
 import hashlib
 import json
 import os
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lib import paths
 from lib.errors import WorkbookError
+
+# Python 3.11 counts the depth of a conversion to AST objects for the whole process, so that two
+# threads that parse at once can fail with "AST constructor recursion depth mismatch".
+_one_parser = threading.Lock()
 
 
 class Failure(NamedTuple):
@@ -33,7 +38,7 @@ def parameters(path: Path) -> dict[str, Any]:
     if len(cells) != 1:
         raise WorkbookError(f"{path}: {len(cells)} cells are tagged 'parameters'; there must be exactly one")
     values = {}
-    for node in ast.parse("".join(cells[0]["source"])).body:
+    for node in _parse("".join(cells[0]["source"])).body:
         try:
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             values[target.id] = ast.literal_eval(node.value)
@@ -124,11 +129,16 @@ def _module_imports(module: Path) -> frozenset[Path]:
     return frozenset(_imports(module.read_text(encoding="utf-8")))
 
 
+def _parse(source: str) -> ast.Module:
+    with _one_parser:
+        return ast.parse(source)
+
+
 def _imports(source: str) -> set[Path]:
     """Files of the `lib` modules that a piece of source imports."""
     found = set()
     lines = "\n".join(line for line in source.split("\n") if not line.lstrip().startswith(("%", "!")))
-    for node in ast.walk(ast.parse(lines)):
+    for node in ast.walk(_parse(lines)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lib":
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 import pytest
@@ -166,3 +168,23 @@ def test_the_code_key_reaches_modules_that_are_imported_by_others():
     found = {path.relative_to(paths.PROJECT).as_posix() for path in closure}
     assert {"lib/steps.py", "lib/text.py", "lib/errors.py", "lib/retrieval.py"} <= found
     assert not {"lib/cli.py", "lib/sweep.py", "lib/bench.py"} & found
+
+
+def test_threads_parse_one_after_the_other(monkeypatch):
+    """Python 3.11 cannot convert two syntax trees at once in one process; a sweep's threads all ask for keys."""
+    inside, most = [], []
+    parse = ast.parse
+
+    def slow(*args):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.005)
+        inside.pop()
+        return parse(*args)
+
+    monkeypatch.setattr(ast, "parse", slow)
+    sweep_notebooks = sorted(paths.NOTEBOOKS.glob("0*.ipynb"))[:4]
+    with ThreadPoolExecutor(4) as pool:
+        keys = list(pool.map(notebooks.code_key, sweep_notebooks))
+    assert len(set(keys)) == len(sweep_notebooks)
+    assert len(most) > 4 and max(most) == 1
