@@ -48,7 +48,7 @@ def _evidence_documents(pool: Pool, ranked: list[Ranked], stage: Variant, models
     selected = select(pool, ranked, stage)
     references = list(dict.fromkeys(item.passage.doc_id for item in selected))
     late = models.reranker if stage.sentence_rerank else None
-    return {item.doc_id for item in sentence_evidence(pool, selected, references, stage, late)}
+    return {item.doc_id for item in sentence_evidence(pool, selected, references, stage, late, models.encoder)}
 
 
 def rank_movement(rankings: dict[str, list[Ranked]], top: int = 24) -> pd.DataFrame:

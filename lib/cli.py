@@ -63,6 +63,7 @@ def _add_sweep(commands) -> None:
     sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
     sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
     sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
+    sweep.add_argument("--grid", nargs="+", default=[], metavar="KEY=V1,V2", help="a system for every value, by commas")
     sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
     _add_models(sweep)
     sweep.add_argument("--fallback", default="", choices=["", "extractive"], help="fill failed answers, and mark them")
@@ -142,7 +143,9 @@ def _sweep(args: argparse.Namespace) -> int:
     from lib import summary, sweep, variants
 
     jobs = sweep.check_jobs(args.jobs)
-    systems = variants.load_variants([n for n in args.variants.split(",") if n], _overrides(args.set))
+    systems = variants.load_variants(
+        [n for n in args.variants.split(",") if n], _pairs(args.set, "--set"), _grid(args.grid)
+    )
     if not systems:
         raise WorkbookError("--variants: name at least one system, or 'all'")
     profile = variants.load_profile(args.profile)
@@ -219,11 +222,16 @@ def _bundle(args: argparse.Namespace) -> int:
     return 0
 
 
-def _overrides(pairs: list[str]) -> dict[str, str]:
+def _pairs(pairs: list[str], option: str) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise WorkbookError(f"--set: '{pair}' is not KEY=VALUE")
+            raise WorkbookError(f"{option}: '{pair}' is not KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _grid(pairs: list[str]) -> dict[str, list[str]]:
+    """parameter -> values, from KEY=V1,V2 arguments."""
+    return {key: [value.strip() for value in text.split(",")] for key, text in _pairs(pairs, "--grid").items()}
 
 
 def _absolute(spec: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lib import allocation
 from lib.chunking import Passage
 from lib.encoders import Encoder, SentenceReranker
 from lib.retrieval import Pool, Ranked, rank, select
@@ -68,6 +69,7 @@ class Evidence(NamedTuple):
 class EvidenceSet:
     """What was retrieved for one query: selected passages, their documents in order, and sentence evidence.
 
+    `shortlist` names the documents with a passage among those that were selected from, best passage first.
     `status` is `ok`, or says why there is nothing: `no-candidates` or `no-text` of the query,
     `no-passages` in its documents, `no-match` among them, or `titles` for a system that reads none.
     """
@@ -78,6 +80,7 @@ class EvidenceSet:
     passages: list[Ranked] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     reranker: str | None = None
+    shortlist: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
         """The line of `evidence.jsonl`."""
@@ -96,6 +99,7 @@ class EvidenceSet:
         return {
             "query_id": self.query_id,
             "status": self.status,
+            "shortlist": self.shortlist,
             "references": self.references,
             "passages": passages,
             "evidence": [item._asdict() for item in self.evidence],
@@ -117,13 +121,16 @@ def collect(pool: Pool, degrees: dict[str, int], variant: Variant, models: Model
         # The titles of the naive baseline are cited without any text having been read.
         references = [] if variant.reads_text else list(pool.documents)
         return EvidenceSet(query.query_id, status, references)
-    selected = select(pool, rank(pool, variant, degrees, models.encoder), variant)
+    ranked = rank(pool, variant, degrees, models.encoder)
+    selected = select(pool, ranked, variant)
     if not selected:
         return EvidenceSet(query.query_id, "no-match")
+    shortlist = list(dict.fromkeys(item.passage.doc_id for item in ranked[: variant.preselect_k]))
     references = list(dict.fromkeys(item.passage.doc_id for item in selected))
     reranker = models.reranker if variant.sentence_rerank else None
-    items = sentence_evidence(pool, selected, references, variant, reranker)
-    return EvidenceSet(query.query_id, "ok", references, selected, items, reranker.label if reranker else None)
+    items = sentence_evidence(pool, selected, references, variant, reranker, models.encoder)
+    label = reranker.label if reranker else None
+    return EvidenceSet(query.query_id, "ok", references, selected, items, label, shortlist)
 
 
 def _nothing_to_do(pool: Pool, variant: Variant) -> str | None:
@@ -149,11 +156,14 @@ def sentence_evidence(
     references: list[str],
     variant: Variant,
     reranker: SentenceReranker | None = None,
+    encoder: Encoder | None = None,
 ) -> list[Evidence]:
     """At most `max_selected_answer_candidates` sentences of the selected passages, best first.
 
     Scores are those of the reranker if there is one, else `overlap_score`; equal scores keep
     passage order. Without retrieval (`evidence_scoring: position`) the order is that of the text.
+    Under a `sentence_selection` other than `best` the `selection_pool` best are chosen from together
+    (`lib.allocation`), and stand in the order chosen; that needs the `encoder`.
     """
     candidates = candidate_sentences(pool, selected, variant)
     if reranker:
@@ -164,7 +174,13 @@ def sentence_evidence(
         terms = keywords(pool.query.text, variant.max_query_keywords)
         scores = [overlap_score(terms, c.text, c.rank) for c in candidates]
     order = sorted(range(len(candidates)), key=lambda i: (-round(scores[i], 6), i))
-    kept = _distinct([candidates[i] for i in order], [scores[i] for i in order], variant.max_selected_answer_candidates)
+    limit = variant.selection_pool if variant.allocates_together else variant.max_selected_answer_candidates
+    kept = _distinct([candidates[i] for i in order], [scores[i] for i in order], limit)
+    if variant.allocates_together and kept:
+        texts = [one_line(candidate.text) for candidate, _ in kept]
+        vectors = encoder.encode(texts).vectors
+        worth = [score for _, score in kept]
+        kept = [kept[i] for i in allocation.choose(worth, vectors, [words(text) for text in texts], variant)]
     return [
         Evidence(n, c.passage.doc_id, c.passage.passage_id, *c.span, c.text, score, (references.index(c.passage.doc_id),))
         for n, (c, score) in enumerate(kept)

@@ -39,7 +39,7 @@ def models_of(profile: Profile, cache: VectorCache | None = None) -> Models:
 
 def texts_to_encode(slice_: Slice, variants: Iterable[Variant]) -> list[str]:
     """Every text that some variant needs a vector of: nothing, or all sentences and queries of the slice, each once."""
-    if not any(chunking.needs_vectors(v) or v.sentence_rerank for v in variants):
+    if not any(chunking.needs_vectors(v) or v.sentence_rerank or v.allocates_together for v in variants):
         return []
     texts = dict.fromkeys(query.text for query in slice_.queries)
     for document in slice_.all_documents():
@@ -167,9 +167,15 @@ def model_names(variant: Variant, profile: Profile) -> dict[str, str]:
     """The names of the models behind a run, `none` where it uses none."""
     chunker = profile.encoder.label if chunking.needs_vectors(variant) else "none"
     late = reranker(profile.sentence_reranker).label if variant.sentence_rerank else "none"
+    together = f"{variant.sentence_selection}:{profile.encoder.label}" if variant.allocates_together else "none"
     generator = profile.service.model if profile.service and profile.generator != "extractive" else "extractive"
     generator = generator if variant.reads_text else "titles"
-    return {"chunking_encoder": chunker, "sentence_reranker": late, "generator": generator}
+    return {
+        "chunking_encoder": chunker,
+        "sentence_reranker": late,
+        "sentence_selection": together,
+        "generator": generator,
+    }
 
 
 def systems_of(spec: str) -> list[Variant]:

@@ -80,7 +80,7 @@ def prepare_folder(out: Path, variants: list[Variant], profile: Profile) -> None
 
 def check_models(variants: list[Variant], profile: Profile, score: bool = True) -> None:
     """Raise WorkbookError if a model that some variant needs, or the scoring, is not there; nothing is loaded."""
-    if any(chunking.needs_vectors(v) or v.dense for v in variants):
+    if any(chunking.needs_vectors(v) or v.dense or v.allocates_together for v in variants):
         locate(profile.encoder)
     if any(v.sentence_rerank for v in variants):
         locate(profile.sentence_reranker)

@@ -6,6 +6,7 @@ behind the pipeline) in `params/profiles/`. An ablation is `dataclasses.replace`
 
 import dataclasses
 import difflib
+import itertools
 import math
 import types
 import typing
@@ -64,6 +65,10 @@ class Variant:
     max_selected_answer_candidates: int = 10
     evidence_scoring: Literal["overlap", "position"] = "overlap"
     sentence_rerank: bool = False
+    sentence_selection: Literal["best", "mmr", "coverage"] = "best"
+    selection_pool: int = 15
+    consensus_weight: float = 0.0
+    redundancy_weight: float = 0.2
     # answers
     generator: Literal["profile", "titles"] = "profile"
     max_answer_sentences: int = 5
@@ -81,6 +86,9 @@ class Variant:
             raise ValueError("per_doc_limit must be at least 1, or null for no limit")
         if not 0 <= self.bm25_b <= 1 or self.bm25_k1 < 0:
             raise ValueError("bm25_b must lie in [0, 1] and bm25_k1 must not be negative")
+        for field in ("consensus_weight", "redundancy_weight"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"{field} must lie in [0, 1]")
         for field in ("semantic_merge_percentile", "topic_shift_boundary_percentile"):
             if not 0 <= getattr(self, field) <= 100:
                 raise ValueError(f"{field} must lie in [0, 100]")
@@ -89,6 +97,11 @@ class Variant:
     def reads_text(self) -> bool:
         """Whether the system reads its documents at all; the naive baseline only lists their titles."""
         return self.generator != "titles"
+
+    @property
+    def allocates_together(self) -> bool:
+        """Whether evidence sentences are chosen with a view to each other, by their vectors (`lib.allocation`)."""
+        return self.sentence_selection != "best"
 
 
 _POSITIVE = (
@@ -102,6 +115,7 @@ _POSITIVE = (
     "top_k_passages",
     "candidate_sentences_per_passage",
     "max_selected_answer_candidates",
+    "selection_pool",
     "max_answer_sentences",
     "max_answer_words",
 )
@@ -211,13 +225,16 @@ def stages(variant: Variant) -> dict[str, Variant]:
     if variant.retrieval == "none":
         return {variant.name: variant}
     off = {"query_expansion": False, "prf": False, "rerank": False, "sentence_rerank": False, "dense": False}
-    current = dataclasses.replace(variant, retrieval="bm25", **off)
+    current = dataclasses.replace(variant, retrieval="bm25", sentence_selection="best", **off)
     found = {"BM25": current}
     labels = {"query_expansion": "+ query variants", "prf": "+ feedback", "dense": "+ dense list", "rerank": "+ reranking"}
     for part, label in {**labels, "sentence_rerank": "+ sentence reranking"}.items():
         if getattr(variant, part):
             current = dataclasses.replace(current, **{"retrieval": variant.retrieval, part: True})
             found[label] = current
+    if variant.allocates_together:
+        current = dataclasses.replace(current, retrieval=variant.retrieval, sentence_selection=variant.sentence_selection)
+        found["+ late allocation"] = current
     return found if current == variant else {**found, "+ fusion": variant}
 
 
@@ -234,8 +251,13 @@ def load_variant(path: Path, overrides: dict[str, str] | None = None) -> Variant
     return build(Variant, values, where, str(path))
 
 
-def load_variants(names: list[str], overrides: dict[str, str] | None = None) -> list[Variant]:
-    """Variants by name (`all`, a name in `params/variants/`, or a path to a YAML file), in the given order."""
+def load_variants(
+    names: list[str], overrides: dict[str, str] | None = None, grid: dict[str, list[str]] | None = None
+) -> list[Variant]:
+    """Variants by name (`all`, a name in `params/variants/`, or a path to a YAML file), in the given order.
+
+    A grid, parameter -> values, makes a system of every combination of its values, `NAME+parameter=value`.
+    """
     folder = paths.PARAMS / "variants"
     known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     files = []
@@ -248,11 +270,18 @@ def load_variants(names: list[str], overrides: dict[str, str] | None = None) -> 
             files.append(Path(name))
         else:
             raise WorkbookError(f"--variants: no system '{name}' in {folder}{_nearest(name, known)}")
-    variants = [load_variant(path, overrides) for path in dict.fromkeys(files)]
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else [{}]
+    variants = [_at(path, overrides or {}, point) for path in dict.fromkeys(files) for point in points]
     twice = [v.name for i, v in enumerate(variants) if v.name in {w.name for w in variants[:i]}]
     if twice:
         raise WorkbookError(f"--variants: two systems are called '{twice[0]}'; give each file its own name")
     return variants
+
+
+def _at(path: Path, overrides: dict[str, str], point: dict[str, str]) -> Variant:
+    """The variant in a file at one point of a grid, which its name tells."""
+    variant = load_variant(path, {**overrides, **point})
+    return dataclasses.replace(variant, name="+".join([variant.name, *(f"{key}={value}" for key, value in point.items())]))
 
 
 def load_profile(name: str) -> Profile:

@@ -169,6 +169,7 @@ def test_c02_c03_nothing_to_show_is_an_empty_set_with_a_reason(query, texts, sta
     assert collected.record() == {
         "query_id": "q1",
         "status": status,
+        "shortlist": [],
         "references": [],
         "passages": [],
         "evidence": [],

@@ -63,9 +63,18 @@ def refusal(path: Path, overrides=None) -> str:
     return str(error.value)
 
 
-def test_there_are_the_eleven_systems_of_the_table():
-    assert sorted(variant.name for variant in load_variants(["all"])) == sorted(TABLE)
-    assert sorted(path.stem for path in (paths.PARAMS / "variants").iterdir()) == sorted(TABLE)
+def test_there_are_the_eleven_systems_of_the_table_and_two_of_the_workbooks_own():
+    names = sorted([*TABLE, "late-consensus", "late-coverage"])
+    assert sorted(variant.name for variant in load_variants(["all"])) == names
+    assert sorted(path.stem for path in (paths.PARAMS / "variants").iterdir()) == names
+
+
+def test_the_late_systems_are_rule_minilm_but_for_the_choice_of_sentences():
+    (minilm,) = load_variants(["rule-minilm"])
+    chosen = {"sentence_selection", "selection_pool", "consensus_weight", "redundancy_weight"}
+    for late in load_variants(["late-consensus", "late-coverage"]):
+        different = {f.name for f in dataclasses.fields(Variant) if getattr(late, f.name) != getattr(minilm, f.name)}
+        assert "sentence_selection" in different <= chosen | {"name", "description"}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -103,8 +112,35 @@ def test_the_control_pair_differs_in_name_and_description_only():
 def test_systems_come_in_the_order_in_which_they_are_named_and_each_once():
     found = load_variants(["rule-minilm", "default", "rule-minilm"])
     assert [variant.name for variant in found] == ["rule-minilm", "default"]
-    assert len(load_variants(["default", "all"])) == 11
+    assert len(load_variants(["default", "all"])) == 13
     assert load_variants([]) == []
+
+
+def test_a_grid_makes_a_system_of_every_combination():
+    grid = {"passage_max_words": ["60", "220"], "prf": ["false", "true"]}
+    found = load_variants(["default", "rule-minilm"], {"rrf_k": "30"}, grid)
+    assert [(v.name, v.passage_max_words, v.prf, v.rrf_k) for v in found[:4]] == [
+        ("default+passage_max_words=60+prf=false", 60, False, 30),
+        ("default+passage_max_words=60+prf=true", 60, True, 30),
+        ("default+passage_max_words=220+prf=false", 220, False, 30),
+        ("default+passage_max_words=220+prf=true", 220, True, 30),
+    ]
+    assert len(found) == 8 and found[4].sentence_rerank
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ({"passage_max_word": ["60"]}, "unknown parameter 'passage_max_word'; did you mean 'passage_max_words'?"),
+        ({"passage_max_words": ["60", "many"]}, "must be a whole number, not 'many'"),
+        ({"passage_max_words": ["60", "60"]}, "two systems are called 'default+passage_max_words=60'"),
+        ({"chunker": ["a/b"]}, "must be one of rule, semantic, topic-shift"),
+    ],
+)
+def test_a_grid_of_anything_else_is_refused(grid, told):
+    with pytest.raises(WorkbookError) as error:
+        load_variants(["default"], {}, grid)
+    assert told in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_system_may_be_given_as_a_file(tmp_path):
