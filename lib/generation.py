@@ -10,6 +10,7 @@ from lib.slices import Document, Query
 from lib.text import content_tokens, jaccard, one_line, words
 from lib.variants import Variant
 
+LEADS = ("Earlier work ({}): ", "Later work ({}): ")  # what leads in the two ends of a comparison, with their years
 _REPEAT = 0.6
 _LEADING = re.compile(
     r"^(?:(?:\d+(?:\.\d+)+\.?|\d+\.|\(\d+\)|[•·▪–-])\s+(?=[A-Z])|"
@@ -66,7 +67,7 @@ def _comparison(evidence: Sequence[Evidence], documents: dict[str, Document], bu
     """Two sentences within the budget whose years lie furthest apart, the better evidence first; nothing if none fit."""
     dated = [(documents[e.doc_id].year, e) for e in evidence if documents[e.doc_id].year]
     pairs = [
-        (late_year - early_year, [_led_in("Earlier", early, early_year), _led_in("Later", late, late_year)])
+        (late_year - early_year, [_led_in(LEADS[0], early, early_year), _led_in(LEADS[1], late, late_year)])
         for early_year, early in dated
         for late_year, late in dated
         if early_year < late_year
@@ -75,5 +76,5 @@ def _comparison(evidence: Sequence[Evidence], documents: dict[str, Document], bu
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else []
 
 
-def _led_in(when: str, item: Evidence, year: int) -> Sentence:
-    return Sentence(f"{when} work ({year}): {readable(item.text)}", (item.evidence_id,), (item.doc_id,))
+def _led_in(lead: str, item: Evidence, year: int) -> Sentence:
+    return Sentence(lead.format(year) + readable(item.text), (item.evidence_id,), (item.doc_id,))

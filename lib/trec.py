@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,7 @@ def _evidence_faults(row: dict, query: Query, _: dict, documents: dict[str, Docu
         return
     yield from _reference_faults(references, query)
     for item in items:
-        fault = _span_fault(item, query, documents)
+        fault = span_fault(item, query, documents)
         if not fault and not isinstance(item.get("text"), str):
             fault = "its text is missing"
         if not fault and documents is not None:
@@ -210,7 +210,7 @@ def _evidence_faults(row: dict, query: Query, _: dict, documents: dict[str, Docu
             yield f"evidence {item.get('evidence_id')}: {fault}"
 
 
-def _span_fault(span: dict, query: Query, documents: dict[str, Document] | None) -> str | None:
+def span_fault(span: dict, query: Query, documents: Mapping[str, Document] | None) -> str | None:
     """Why a span cannot be one of a candidate's text, or None; without documents only the candidate is checked."""
     doc_id = str(span.get("doc_id"))
     if documents is not None and doc_id not in documents:
@@ -240,7 +240,7 @@ def _provenance_faults(row: dict, query: Query, cited: dict, documents: dict[str
         if {str(source.get("doc_id")) for source in sentence["sources"]} != doc_ids:
             yield f"{place}: its sources are not the documents that the response cites"
         for source in sentence["sources"]:
-            fault = _span_fault(source, query, documents) if source.get("field") == "text" else None
+            fault = span_fault(source, query, documents) if source.get("field") == "text" else None
             if fault:
                 yield f"{place}: {fault}"
 
