@@ -9,16 +9,19 @@ export WORKBOOK_REAL_DATA ?= $(abspath ../shared)
 endif
 test bench notebooks: export HF_HUB_OFFLINE = 1
 
-.PHONY: sweep test test-llm setup lab bench notebooks
+.PHONY: sweep report test test-llm setup lab bench notebooks
 .DEFAULT_GOAL := sweep
 
-sweep: setup  ## all eleven systems on the sample; SLICE, VARIANTS, ... through ARGS="--slice PATH"
+sweep: setup  ## all systems on the sample, scored, compared and reported; SLICE, VARIANTS, ... through ARGS="--slice PATH"
 	$(BIN)/workbook sweep $(ARGS)
+
+report: setup  ## compare a sweep's systems anew and write its report; another sweep through ARGS=outputs/mine
+	$(BIN)/workbook report $(or $(ARGS),outputs/sample)
 
 test: setup  ## ruff, the tests, and the notebooks against their stored outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check lib tests
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope tests
 	rm -rf outputs/smoke
 	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=600 -p no:cacheprovider notebooks
 

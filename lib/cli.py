@@ -1,4 +1,4 @@
-"""The command line: `workbook sweep | score | validate | bundle | batch`."""
+"""The command line: `workbook sweep | score | report | audit | validate | bundle | batch`."""
 
 import argparse
 import math
@@ -30,6 +30,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_sweep(commands)
     _add_score(commands)
+    _add_folder_command(commands, "report", _report, "compare a scored sweep's systems and write results/report.html")
+    _add_folder_command(commands, "audit", _audit, "lead every answer sentence back to its characters in the documents")
 
     validate = commands.add_parser(
         "validate",
@@ -84,6 +86,12 @@ def _add_score(commands) -> None:
     score.add_argument("--bank", type=Path, help="a frozen nugget bank (default: the slice's, or mined from the pool)")
     _add_models(score)
     score.set_defaults(command=_score)
+
+
+def _add_folder_command(commands, name: str, command, what: str) -> None:
+    parser = commands.add_parser(name, help=what, epilog=f"example: workbook {name} outputs/sample")
+    parser.add_argument("sweep", type=Path, help="the sweep's folder")
+    parser.set_defaults(command=command)
 
 
 def _add_models(command: argparse.ArgumentParser) -> None:
@@ -200,6 +208,23 @@ def _score(args: argparse.Namespace) -> int:
         print(scoring.summary(scores), end="\n\n")
     print(f"{len(found)} runs, {len(slice_.queries)} queries; scores: {args.out}")
     return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from lib import comparing, report
+
+    systems = comparing.systems(args.sweep)
+    comparing.write(args.sweep, comparing.compare(args.sweep, systems))
+    print(report.write(args.sweep))
+    return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from lib import audit
+
+    found = audit.audit(args.sweep)
+    print(audit.summary(found))
+    return 1 if any(run.faults for run in found) else 0
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -93,7 +93,10 @@ def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
 
 
 def code_key(path: Path) -> str:
-    """SHA-256 of a notebook's code cells and of every module of `lib` that they import, directly or not."""
+    """SHA-256 of a notebook's code cells and of every module of `lib` that they import, directly or not.
+
+    The explorer's page, which its module reads from `lib/assets`, counts as part of it.
+    """
     digest = hashlib.sha256()
     modules: set[Path] = set()
     for cell in _cells(path):
@@ -101,7 +104,10 @@ def code_key(path: Path) -> str:
             source = "".join(cell["source"])
             digest.update(source.encode() + b"\0")
             modules |= _imports(source)
-    for module in sorted(_closure(modules)):
+    used = _closure(modules)
+    if paths.PROJECT / "lib" / "explorer.py" in used:
+        used |= set((paths.PROJECT / "lib" / "assets").iterdir())
+    for module in sorted(used):
         digest.update(module.relative_to(paths.PROJECT).as_posix().encode() + b"\0" + module.read_bytes())
     return digest.hexdigest()
 
@@ -166,16 +172,23 @@ def refresh(path: Path) -> None:
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": tags} if tags else {}
         if cell["cell_type"] == "code":
-            cell["outputs"] = [output for output in cell["outputs"] if _worth_keeping(output)]
             for output in cell["outputs"]:
-                if "image/png" in output.get("data", {}):
-                    output["data"].pop("text/plain", None)  # "<Figure size …>" says nothing
+                _keep_what_lasts(output.get("data", {}))
+            cell["outputs"] = [output for output in cell["outputs"] if _worth_keeping(output)]
     paths.write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
+def _keep_what_lasts(data: dict[str, Any]) -> None:
+    """Drop from an output's forms a widget, which dies with its kernel, and the bare name of what has a better form."""
+    widget = [kind for kind in data if "widget" in kind]
+    for kind in widget:
+        del data[kind]
+    if widget or "image/png" in data:
+        data.pop("text/plain", None)
+
+
 def _worth_keeping(output: dict[str, Any]) -> bool:
-    widget = any("widget" in kind for kind in output.get("data", {}))
-    return not widget and output.get("name") != "stderr"
+    return output.get("name") != "stderr" and output.get("data") != {}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,19 @@ from lib.errors import WorkbookError
 
 COLUMNS = ("query_id", "run", "measure", "value", "status", "pool", "model")
 OK, MISSING = "ok", "missing"
+# The columns of the short leaderboard and their headings in a terminal; the rest stands in the files.
+MAIN = {
+    "rougeL_f1": "ROUGE-L",
+    "bertscore_f1": "BERTScore",
+    "cited_precision": "precision",
+    "cited_recall": "recall",
+    "tfc1": "TFC1",
+    "nugget_coverage": "coverage",
+    "average_grade": "grade",
+    "citation_jaccard": "Jaccard",
+    "correctness": "correct",
+    "completeness": "complete",
+}
 
 
 class Score(NamedTuple):
@@ -106,3 +119,13 @@ def measures(scores: Iterable[Score]) -> list[str]:
 def leaderboard(scores: Sequence[Score]) -> dict[str, dict[str, Mean]]:
     """measure -> run -> mean over queries."""
     return {m: {run: mean(list(row.values())) for run, row in by_run(scores, m).items()} for m in measures(scores)}
+
+
+def main_measures(scores: Sequence[Score]) -> list[str]:
+    """The measures of the short leaderboard that a table has, in its order."""
+    return [
+        name
+        for stem in MAIN
+        for name in measures(scores)
+        if name.partition("[")[0] == stem and name != "rougeL_f1[unicode words]"
+    ]

@@ -14,7 +14,7 @@ from lib.llm import Client
 from lib.measures import banks, graders, nuggets, primary, supplementary
 from lib.replies import UNANSWERED
 from lib.runs import Response, Runs, pool_label, read_run, read_runs
-from lib.score_tables import Mean, Score, by_run, leaderboard, measures, read_scores, write_scores
+from lib.score_tables import MAIN, Mean, Score, by_run, leaderboard, main_measures, read_scores, write_scores
 from lib.slices import Slice
 from lib.variants import Profile
 
@@ -22,19 +22,6 @@ PRIMARY, SUPPLEMENTARY = "primary.csv", "supplementary.csv"
 REFERENCES, GRADES = "reference_answers.jsonl", "nugget_grades.jsonl"
 PRIMARY_FILES = (PRIMARY, "primary.json", "nugget_bank.jsonl", GRADES)
 SUPPLEMENTARY_FILES = (SUPPLEMENTARY, "supplementary.json", REFERENCES)
-# The columns of the short leaderboard and their headings in a terminal; the rest stands in the files.
-MAIN = {
-    "rougeL_f1": "ROUGE-L",
-    "bertscore_f1": "BERTScore",
-    "cited_precision": "precision",
-    "cited_recall": "recall",
-    "tfc1": "TFC1",
-    "nugget_coverage": "coverage",
-    "average_grade": "grade",
-    "citation_jaccard": "Jaccard",
-    "correctness": "correct",
-    "completeness": "complete",
-}
 
 
 def check_inputs(slice_: Slice, runs: Runs, folder: Path, profile: Profile, frozen: Path | None = None) -> None:
@@ -160,16 +147,6 @@ def _grader(profile: Profile, out: Path, budget: float) -> graders.ProxyGrader |
     return graders.ProxyGrader(Encoder(profile.encoder))
 
 
-def main_measures(scores: list[Score]) -> list[str]:
-    """The measures of the short leaderboard that a table has, in its order."""
-    return [
-        name
-        for stem in MAIN
-        for name in measures(scores)
-        if name.partition("[")[0] == stem and name != "rougeL_f1[unicode words]"
-    ]
-
-
 def table(scores: list[Score], names: list[str]) -> pd.DataFrame:
     """A leaderboard to look at: a row a run, a column a measure, `mean` or `mean (n of N)` where some have no value."""
     board = leaderboard(scores)
@@ -190,15 +167,6 @@ def _cell(mean: Mean | None) -> str:
     if mean is None or mean.value is None:
         return "–"
     return f"{mean.value:.3f}" if mean.n_scored == mean.n else f"{mean.value:.3f} ({mean.n_scored} of {mean.n})"
-
-
-def board_rows(scores: list[Score]) -> list[dict[str, Any]]:
-    """The leaderboard as rows `run, measure, mean, n_scored, n`."""
-    return [
-        {"run": run, "measure": measure, "mean": mean.value, "n_scored": mean.n_scored, "n": mean.n}
-        for measure, row in leaderboard(scores).items()
-        for run, mean in row.items()
-    ]
 
 
 # Which of our measures stands in for which of the organisers', and of the paper's judge.

@@ -43,7 +43,8 @@ def texts_to_encode(slice_: Slice, variants: Iterable[Variant]) -> list[str]:
         return []
     texts = dict.fromkeys(query.text for query in slice_.queries)
     for document in slice_.all_documents():
-        texts |= dict.fromkeys(document.text[a:b] for a, b in sentences(document.text))
+        said = [document.text[a:b] for a, b in sentences(document.text)]
+        texts |= dict.fromkeys(text for sentence in said for text in (sentence, one_line(sentence)))
     return list(texts)
 
 

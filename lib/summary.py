@@ -7,20 +7,19 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from lib import paths, scoring, steps, sweep
+from lib import comparing, paths, scoring, steps, sweep
 from lib.answering import run_requests
 from lib.errors import WorkbookError
 from lib.ledger import Ledger, Prices, estimate_tokens
 from lib.llm import Client
 from lib.measures.primary import cited_documents, cited_precision
 from lib.notebooks import Failure
-from lib.score_tables import read_scores
 from lib.slices import Slice
 from lib.sweep import Outcome, Task
 from lib.text import words
 from lib.variants import Profile, Variant
 
-SUMMARY, FIGURE, LEADERBOARD = (Path("results") / name for name in ("summary.csv", "summary.png", "leaderboard.csv"))
+SUMMARY, FIGURE = (comparing.RESULTS / name for name in ("summary.csv", "summary.png"))
 
 
 def run_with_progress(out: Path, todo: list[Task], jobs: int) -> Outcome:
@@ -72,10 +71,11 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
         print(_line(row))
     if rows and (outcome.ran or not (out / FIGURE).exists()):
         _write(out, rows)
-    if {sweep.EVALUATE_PRIMARY, sweep.EVALUATE_SUPPLEMENTARY} <= {*outcome.ran, *outcome.unchanged}:
-        _leaderboard(out)
+    compared = sweep.COMPARE in {*outcome.ran, *outcome.unchanged}
+    if compared:
+        print(f"\n{scoring.summary(comparing.sweep_scores(out))}\n")
     else:
-        (out / LEADERBOARD).unlink(missing_ok=True)
+        _remove_comparison(out)
     done = f"{len(outcome.ran)} notebooks run, {len(outcome.unchanged)} unchanged"
     bad = f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run for want of them" if outcome.failed else ""
     if outcome.skipped and not outcome.failed:
@@ -89,6 +89,19 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
     if profile.generator == "openai-batch" and any((out / "runs" / v.name / "pending.json").exists() for v in systems):
         print(f"answers are pending; next: workbook batch build {out}")
     print(f"results: {out}")
+    if compared:
+        from lib import report as html  # its templates are not needed before
+
+        print(f"report: {html.write(out)}")
+
+
+def _remove_comparison(out: Path) -> None:
+    """Take away the tables, figures and report of a comparison that is not of these runs any more."""
+    from lib import report as html
+
+    figures = sorted((out / comparing.RESULTS / "figures").glob("*.svg"))
+    for path in (*(out / file for file in comparing.FILES), *figures, out / html.REPORT):
+        path.unlink(missing_ok=True)
 
 
 def _row(out: Path, variant: Variant) -> dict | None:
@@ -124,15 +137,6 @@ def _line(row: dict) -> str:
     )
 
 
-def _leaderboard(out: Path) -> None:
-    """Print the main measures and write the means of all to `results/leaderboard.csv`."""
-    files = [out / "scores" / name for name in (scoring.PRIMARY, scoring.SUPPLEMENTARY)]
-    scores = [score for path in files if path.exists() for score in read_scores(path)]
-    print(f"\n{scoring.summary(scores)}\nall measures: {out / LEADERBOARD}\n")
-    board = pd.DataFrame(scoring.board_rows(scores))
-    paths.write_text(out / LEADERBOARD, board.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
-
-
 def _write(out: Path, rows: list[dict]) -> None:
     import matplotlib
 
@@ -153,7 +157,7 @@ def _write(out: Path, rows: list[dict]) -> None:
         columns=["mean", "low", "high"],
     )
     figure, ax = plt.subplots(figsize=(7, 0.36 * len(shown) + 1), layout="constrained")
-    plots.interval_dots(ax, shown, "cited precision: mean over the queries, 95 % bootstrap interval")
+    plots.leaderboard(ax, shown, "cited precision: mean over the queries, 95 % bootstrap interval")
     with paths.atomic(out / FIGURE, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
     plt.close(figure)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from lib import batch, chunking, notebooks, paths, preparing, scoring
+from lib import batch, chunking, comparing, notebooks, paths, preparing, scoring
 from lib.errors import StopEverything, WorkbookError
 from lib.models import locate
 from lib.notebooks import Failure
@@ -28,6 +28,7 @@ from lib.variants import Profile, Variant
 PREPARE, CHUNK = "01_prepare_data", "02_study_chunking"
 RETRIEVE, GENERATE = "03_ablate_retrieval", "04_generate_answers"
 EVALUATE_PRIMARY, EVALUATE_SUPPLEMENTARY = "05_evaluate_primary", "06_evaluate_supplementary"
+COMPARE = "07_compare_systems"
 JUDGE_PROMPTS = ("prefer", "mine", "grade", "judge", "reference")
 GOLD = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers.jsonl")
 
@@ -133,7 +134,10 @@ def tasks(
             settings=models,
         )
         made += [retrieve, _answer_task(retrieve, out, variant, profile, budget, fallback)]
-    return [*made, *_evaluations(made, out, variants, profile, budget)] if score else made
+    if not score:
+        return made
+    evaluations = _evaluations(made, out, variants, profile, budget)
+    return [*made, *evaluations, _comparison(evaluations, out, variant_files, profile.repeat)]
 
 
 def _evaluations(made: list[Task], out: Path, variants: list[Variant], profile: Profile, budget: float) -> list[Task]:
@@ -162,6 +166,25 @@ def _evaluations(made: list[Task], out: Path, variants: list[Variant], profile: 
         )
         for name, files in names.items()
     ]
+
+
+def _comparison(evaluations: list[Task], out: Path, variant_files: dict[str, Path], repeat: int) -> Task:
+    """The task that compares all runs, from their scores, evidence and responses."""
+    runs = [out / "runs" / name for name in variant_files]
+    draws = [run / f"draw-{number}" / "responses.jsonl" for run in runs for number in range(2, repeat + 1)]
+    return Task(
+        COMPARE,
+        evaluations[0].parameters,
+        after=tuple(task.name for task in evaluations),
+        inputs=(
+            *(path for task in evaluations for path in (*task.inputs, *task.outputs)),
+            *variant_files.values(),
+            *(run / "evidence.jsonl" for run in runs),
+            *draws,
+        ),
+        outputs=tuple(out / file for file in comparing.FILES),
+        settings={"runs": list(variant_files)},
+    )
 
 
 def chunks_of(variant: Variant, chunks: dict[str, Path]) -> tuple[Path, ...]:

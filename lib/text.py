@@ -19,6 +19,7 @@ stop before it.
 """
 
 import re
+import textwrap
 import unicodedata
 from typing import NamedTuple
 
@@ -113,6 +114,11 @@ def jaccard(a: set[str], b: set[str]) -> float:
 def one_line(text: str) -> str:
     """`text` with every run of white space as one space and control characters gone."""
     return " ".join("".join(c if c.isprintable() or c.isspace() else " " for c in text).split())
+
+
+def folded(text: str, width: int = 96) -> str:
+    """`text` broken between words into lines of at most `width` characters, to be printed; its own lines stay lines."""
+    return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
 
 
 def unbroken(text: str) -> str:

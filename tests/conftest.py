@@ -10,6 +10,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import pytest  # noqa: E402
 
 from lib import paths, preparing, slices, variants  # noqa: E402
+from tests.browser import browser  # noqa: E402, F401
 
 
 @pytest.fixture(scope="session", autouse=True)

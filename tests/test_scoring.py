@@ -217,11 +217,6 @@ def test_the_printed_table_says_what_a_mean_covers():
     ]
     cells = scoring.table(scores, ["m", "other"]).to_dict("index")
     assert cells == {"a": {"m": "0.500", "other": "–"}, "b": {"m": "0.250 (2 of 3)", "other": "–"}}
-    assert scoring.board_rows(scores) == [
-        {"run": "a", "measure": "m", "mean": 0.5, "n_scored": 3, "n": 3},
-        {"run": "b", "measure": "m", "mean": 0.25, "n_scored": 2, "n": 3},
-        {"run": "a", "measure": "other", "mean": None, "n_scored": 0, "n": 3},
-    ]
 
 
 # The same again

@@ -17,6 +17,7 @@ from lib import cli, paths, slices, sweep, trec
 from lib.measures.primary import cited_documents, cited_precision
 from lib.score_tables import read_scores
 from lib.sweep import Task
+from lib.text import words
 
 COMPARED = ("evidence.jsonl", "responses.jsonl", "provenance.jsonl", "ir-metadata.yml")
 
@@ -34,17 +35,18 @@ def files(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> Path:
-    """All eleven systems on the sample."""
+    """All thirteen systems on the sample."""
     out = tmp_path_factory.mktemp("swept") / "sample"
     done = workbook("sweep", "--out", out, "--jobs", 2)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "26 notebooks run, 0 unchanged" in done.stdout
+    assert "31 notebooks run, 0 unchanged" in done.stdout
+    assert f"report: {out / 'results' / 'report.html'}" == done.stdout.splitlines()[-1]
     assert "nugget_coverage[proxy]" in done.stdout
     return out
 
 
-def test_all_eleven_systems_answer_every_query(swept):
-    assert len(list(swept.glob("runs/*/responses.jsonl"))) == 11
+def test_all_thirteen_systems_answer_every_query(swept):
+    assert len(list(swept.glob("runs/*/responses.jsonl"))) == 13
     for path in swept.glob("runs/*/provenance.jsonl"):
         assert [row["status"] for row in paths.read_jsonl(path)] == ["ok"] * 8
 
@@ -81,7 +83,7 @@ def test_hash_seed_jobs_cache_and_working_directory_do_not_matter(swept, tmp_pat
 
 def test_an_unchanged_sweep_runs_nothing(swept):
     done = workbook("sweep", "--out", swept)
-    assert "0 notebooks run, 26 unchanged" in done.stdout
+    assert "0 notebooks run, 31 unchanged" in done.stdout
 
 
 def test_a_changed_system_runs_only_what_depends_on_it(tmp_path):
@@ -103,7 +105,7 @@ def test_a_damaged_output_is_made_again(swept):
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     done = workbook("sweep", "--out", swept)
-    assert "1 notebooks run, 25 unchanged" in done.stdout
+    assert "1 notebooks run, 30 unchanged" in done.stdout
     assert path.read_bytes() == whole
 
 
@@ -127,7 +129,7 @@ def test_a_sweep_ends_with_a_leaderboard_of_all_measures(swept):
     with open(swept / "results" / "leaderboard.csv", encoding="utf-8", newline="") as file:
         board = {(row["run"], row["measure"]): row for row in csv.DictReader(file)}
     assert board.keys() == {(score.run, score.measure) for score in scores}
-    assert len({run for run, _ in board}) == 11
+    assert len({run for run, _ in board}) == 13
     assert all(row["n"] == "8" for row in board.values())
     assert float(board["official-naive-baseline", "cited_precision"]["mean"]) == pytest.approx(0.2)
     gold = [s.value for s in scores if (s.run, s.measure) == ("rule-minilm", "rougeL_f1")]
@@ -144,7 +146,7 @@ def test_a_slice_without_gold_data_is_swept_to_its_end(tmp_path):
     out = tmp_path / "out"
     done = workbook("sweep", "--slice", source, "--out", out, "--variants", "single-query-bm25")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "6 notebooks run, 0 unchanged" in done.stdout
+    assert "7 notebooks run, 0 unchanged" in done.stdout
     scores = {s.measure: (s.value, s.status) for s in read_scores(out / "scores" / "primary.csv")}
     assert scores["rougeL_f1"] == (None, "no-gold")
     assert scores["cited_precision"] == (None, "not-judged")
@@ -275,18 +277,18 @@ def test_a_missing_model_is_one_message_before_any_notebook(tmp_path):
 
 @pytest.fixture(scope="module")
 def real(real_data, tmp_path_factory) -> Path:
-    """All eleven systems on the six real queries."""
+    """All thirteen systems on the six real queries."""
     out = tmp_path_factory.mktemp("real") / "out"
     done = workbook("sweep", "--slice", real_data / "slice", "--out", out)
     assert done.returncode == 0, done.stderr[-2000:]
     return out
 
 
-def test_all_eleven_runs_on_real_documents_are_valid_and_accepted(real, real_data, tmp_path):
+def test_all_thirteen_runs_on_real_documents_are_valid_and_accepted(real, real_data, tmp_path):
     slice_ = slices.Slice(real / "slice")
     documents = {document.doc_id: document for document in slice_.all_documents()}
     runs = sorted((real / "runs").iterdir())
-    assert len(runs) == 11
+    assert len(runs) == 13
     for run in runs:
         assert list(trec.validate(run / "responses.jsonl", slice_.queries, documents)) == []
         trec.bundle(run, tmp_path / run.name)
@@ -305,6 +307,20 @@ def test_cited_precision_on_real_documents(real):
 
     assert mean("rule-minilm") >= 0.9
     assert mean("official-naive-baseline") == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize("system", ["late-consensus", "late-coverage"])
+def test_late_allocation_meets_its_bars_on_real_documents(real, system):
+    """Mean cited precision of at least 0.95 and ROUGE-L of at least 0.11, with at most 60 words an answer."""
+    scores = [s for s in read_scores(real / "scores" / "primary.csv") if s.run == system and s.value is not None]
+
+    def values(measure: str) -> list[float]:
+        return [s.value for s in scores if s.measure == measure]
+
+    assert len(values("cited_precision")) == 5 and sum(values("cited_precision")) / 5 >= 0.95
+    assert len(values("rougeL_f1")) == 6 and sum(values("rougeL_f1")) / 6 >= 0.11
+    for row in paths.read_jsonl(real / "runs" / system / "responses.jsonl"):
+        assert sum(words(sentence["text"]) for sentence in row["answer"]) <= 60
 
 
 def test_every_marker_names_the_files_it_vouches_for(swept):
