@@ -21,7 +21,7 @@ report: setup  ## compare a sweep's systems anew and write its report; another s
 test: setup  ## ruff, the tests, and the notebooks against their stored outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check lib tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope tests
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder tests
 	rm -rf outputs/smoke
 	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=600 -p no:cacheprovider notebooks
 

@@ -12,6 +12,14 @@ import pytest  # noqa: E402
 from lib import paths, preparing, slices, variants  # noqa: E402
 from tests.browser import browser  # noqa: E402, F401
 
+# The modules that take longest, so that two workers end at about the same time.
+LONG = ("test_sweep.py", "test_real_sweep.py", "test_lab.py", "test_live.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest modules first; the others keep their order."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory):

@@ -38,3 +38,10 @@ def finished(process: subprocess.Popen) -> dict:
 def result(code: str, *arguments: str, **environment: str) -> dict:
     """What a process prints as JSON."""
     return finished(python(code, *arguments, **environment))
+
+
+def workbook(*arguments, cwd=None, **environment) -> subprocess.CompletedProcess:
+    """The command line, as a user starts it."""
+    command = [sys.executable, "-m", "lib.cli", *map(str, arguments)]
+    env = os.environ | {"PYTHONPATH": str(paths.PROJECT)} | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
