@@ -1,8 +1,9 @@
 """Late sentence allocation: which of a query's candidate sentences to keep, seen together and not one by one.
 
 The paper scores each sentence alone and takes the best; its future work asks for a choice that knows
-what has been chosen. Two greedy ones stand here. Both choose from the same gated pool, in two rounds:
-first what fits the answer's budget, in the order in which it is to be said, then the rest of the evidence.
+what has been chosen. Two greedy ones stand here. Both choose from the same gated pool, in two rounds: first what fits
+the answer's budget, then the rest of the evidence. The extractive generator says it in that order, but for
+temporal queries, whose answer opens with a comparison of two years.
 """
 
 from collections.abc import Callable, Sequence

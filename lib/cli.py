@@ -251,6 +251,10 @@ def _pairs(pairs: list[str], option: str) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
             raise WorkbookError(f"{option}: '{pair}' is not KEY=VALUE")
+    keys = [pair.split("=", 1)[0] for pair in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise WorkbookError(f"{option}: '{key}' is given twice")
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -4,6 +4,9 @@ The same functions take the published runs, through `published_scores`.
 """
 
 import dataclasses
+import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -14,13 +17,13 @@ import pandas as pd
 from lib import diagnosis, paths, plots, scoring, stats, steps, tables
 from lib.errors import WorkbookError
 from lib.measures import primary
-from lib.runs import Runs, read_run
+from lib.runs import Runs, pool_label, read_run
 from lib.score_tables import MAIN, Score, by_run, leaderboard, main_measures, measures, read_scores
 from lib.slices import Slice
 from lib.variants import Profile, Variant
 
 RESULTS = Path("results")
-CSV_FILES = ("leaderboard", "pairwise", "noise_floor", "agreement", "losses", "wrongly_cited")
+CSV_FILES = ("leaderboard", "pairwise", "noise_floor", "agreement", "losses", "wrongly_cited", "changes")
 FILES = tuple(RESULTS / name for name in (*(f"{name}.csv" for name in CSV_FILES), "main_table.md", "main_table.tex"))
 # The measure that the figures show first: the first of these that has a value.
 SHOWN = ("rougeL_f1", "nugget_coverage", "cited_precision")
@@ -52,6 +55,7 @@ class Comparison(NamedTuple):
     agreement: pd.DataFrame
     losses: list[diagnosis.Loss]
     wrong: list[diagnosis.WrongCitation]
+    changes: pd.DataFrame
 
 
 def systems(sweep: Path) -> list[Variant]:
@@ -74,17 +78,48 @@ def staged(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def sweep_scores(sweep: Path) -> list[Score]:
-    """All scores of a sweep, of both protocols. Raises WorkbookError if it has none."""
-    files = [sweep / "scores" / name for name in (scoring.PRIMARY, scoring.SUPPLEMENTARY)]
-    scores = [score for path in files if path.exists() for score in read_scores(path)]
-    if not scores:
-        raise WorkbookError(f"{sweep}: no scores; run notebooks 05 and 06, or 'workbook sweep' without --no-score")
-    return scores
+    """All scores of a sweep, of both protocols. Raises WorkbookError unless both tables are there and whole."""
+    found: list[Score] = []
+    for path in score_files(sweep):
+        if not path.exists():
+            raise WorkbookError(f"{path}: no scores; run notebooks 05 and 06, or 'workbook sweep' without --no-score")
+        scores = read_scores(path)
+        rows = Counter(score.measure for score in scores)
+        whole = len({score.run for score in scores}) * len(Slice(sweep / "slice").queries)
+        if not scores or set(rows.values()) != {whole}:
+            raise WorkbookError(f"{path}: not one score for each run, query and measure; delete it and score again")
+        found += scores
+    return found
+
+
+def score_files(sweep: Path) -> list[Path]:
+    """Where the scores of a sweep lie, those of the organisers' protocol first."""
+    return [sweep / "scores" / name for name in (scoring.PRIMARY, scoring.SUPPLEMENTARY)]
+
+
+def check_scored(sweep: Path, slice_: Slice, scores: Sequence[Score], variants: Sequence[Variant]) -> None:
+    """Raise WorkbookError unless the scores are those of the answers that lie in the sweep, of all these systems."""
+    scored = dict.fromkeys(score.run for score in scores)
+    for variant in variants:
+        if variant.name not in scored:
+            raise WorkbookError(
+                f"{sweep}: the run '{variant.name}' is not scored; run 'workbook sweep' again, with scoring"
+            )
+    answers = {run: read_run(sweep / "runs" / run / "responses.jsonl", slice_.queries) for run in scored}
+    told = json.loads((sweep / "scores" / "primary.json").read_text(encoding="utf-8"))["pool"]
+    if told != pool_label(answers):
+        raise WorkbookError(f"{sweep}: its scores are of other answers; run 'workbook sweep' again, with scoring")
 
 
 def need_scores(sweep: Path, slice_: Slice, runs: Runs, profile: Profile, budget: float = 0.0) -> list[Score]:
-    """The scores of a sweep for exactly these runs, computed first if its tables hold others or are not there."""
-    files = [sweep / "scores" / name for name in (scoring.PRIMARY, scoring.SUPPLEMENTARY)]
+    """The scores of a sweep for exactly these runs, computed first if its tables hold others or are not there.
+
+    Raises WorkbookError rather than replace the scores of a sweep that has other systems.
+    """
+    own = {path.stem for path in (sweep / "variants").glob("*.yaml")}
+    if own and own != set(runs):
+        raise WorkbookError(f"{sweep}: the sweep has other systems than these; set variants to '{sweep / 'variants'}'")
+    files = score_files(sweep)
     if not all(path.exists() and {score.run for score in read_scores(path)} == set(runs) for path in files):
         scoring.score_primary(slice_, runs, sweep / "scores", profile, budget)
         scoring.score_supplementary(slice_, runs, sweep / "runs", sweep / "scores", profile, budget)
@@ -146,7 +181,7 @@ def draw_scores(sweep: Path, run: str) -> Iterator[tuple[str, list[Score]]]:
     """(`draw-2`, scores), … of the further draws of a run, under the measures that need no model and no pool."""
     slice_ = Slice(sweep / "slice")
     gold, qrels = slice_.gold_answers(), slice_.qrels()
-    folders = (sweep / "runs" / run).glob("draw-*")
+    folders = (sweep / "runs" / run).glob("draw-[0-9]*")
     for folder in sorted(folders, key=lambda folder: int(folder.name.removeprefix("draw-"))):
         answers = {folder.name: read_run(folder / "responses.jsonl", slice_.queries)}
         yield folder.name, [*primary.rouge_scores(answers, gold), *primary.citation_scores(answers, qrels)]
@@ -164,10 +199,12 @@ def draw_noise(sweep: Path, scores: Sequence[Score], names: Sequence[str], runs:
 
 
 def compare(sweep: Path, variants: Sequence[Variant]) -> Comparison:
-    """Everything about some systems of a sweep, from its scores, evidence, responses and qrels; runs without responses
-    stay out, and the others stand in the paper's order of stages."""
-    there = [variant for variant in variants if (sweep / "runs" / variant.name / "responses.jsonl").exists()]
-    variants, scores = staged(there), sweep_scores(sweep)
+    """Everything about some systems of a sweep, in the paper's order of stages, from its scores, evidence and responses.
+
+    Raises WorkbookError for a system that has no answers or is not scored, and for scores of other answers.
+    """
+    variants, scores = staged(variants), sweep_scores(sweep)
+    check_scored(sweep, Slice(sweep / "slice"), scores, variants)
     runs = [variant.name for variant in variants]
     known = {score.measure for score in scores if score.value is not None}
     names = [name for name in main_measures(scores) if name in known]
@@ -182,15 +219,25 @@ def compare(sweep: Path, variants: Sequence[Variant]) -> Comparison:
         stats.agreements({name: table_of(scores, name, runs) for name in names}),
         found,
         wrong,
+        changes_in_stages(found, variants),
     )
 
 
 def indistinguishable(comparison: Comparison) -> dict[str, set[str]]:
-    """measure -> the runs that no test tells apart from the one with the highest mean."""
+    """measure -> the runs that no test tells apart from the one with the highest mean.
+
+    A measure on which no pair could be told apart, however large the difference, is left out.
+    """
     return {
         measure: set(stats.indistinguishable_from_best(rows, means_of(comparison.board, measure)))
         for measure, rows in comparison.differences.items()
+        if could_differ(rows)
     }
+
+
+def could_differ(rows: Sequence[stats.Difference]) -> int:
+    """How many pairs of a family some difference would tell apart."""
+    return sum(not math.isnan(row.detectable) for row in rows)
 
 
 def means_of(table: pd.DataFrame, measure: str) -> dict[str, float]:
@@ -215,9 +262,9 @@ def shown_measure(table: pd.DataFrame) -> str:
 
 
 def noise_of(table: pd.DataFrame, measure: str) -> float | None:
-    """The largest difference between two runs of one system under a measure; None where there is no such pair."""
-    found = table.loc[table["measure"] == measure, "difference"].abs()
-    return float(found.max()) if len(found) else None
+    """How far two runs of one system may lie apart under a measure: the far end of the widest interval; None without."""
+    found = table.loc[table["measure"] == measure, ["low", "high"]].astype(float).abs().max(axis=None)
+    return None if pd.isna(found) else float(found)
 
 
 def square(agreement: pd.DataFrame, headings: dict[str, str]) -> pd.DataFrame:
@@ -246,8 +293,8 @@ def swept(variants: Sequence[Variant]) -> pd.DataFrame:
     rows = []
     for variant in variants:
         system, *points = variant.name.split("+")
-        if len(points) == 1 and "=" in points[0]:
-            parameter = points[0].split("=", 1)[0]
+        parameter = points[0].split("=", 1)[0] if len(points) == 1 else ""
+        if parameter in Variant.__dataclass_fields__:
             rows.append((system, parameter, getattr(variant, parameter), variant.name))
     return pd.DataFrame(rows, columns=["system", "parameter", "value", "run"])
 
@@ -267,11 +314,14 @@ def write(sweep: Path, comparison: Comparison) -> list[Path]:
         "agreement": comparison.agreement,
         "losses": pd.DataFrame(comparison.losses, columns=diagnosis.Loss._fields),
         "wrongly_cited": pd.DataFrame(comparison.wrong, columns=diagnosis.WrongCitation._fields),
+        "changes": comparison.changes,
     }
     for name, frame in frames.items():
         paths.write_text(out / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
-    main = tables.main_table(comparison.board, comparison.headings, indistinguishable(comparison))
-    told = tables.caption(comparison.board, dict(zip(comparison.headings.values(), comparison.headings, strict=True)))
+    alike = indistinguishable(comparison)
+    alone = [heading for name, heading in comparison.headings.items() if name not in alike]
+    main = tables.main_table(comparison.board, comparison.headings, alike)
+    told = tables.caption(comparison.board, {heading: name for name, heading in comparison.headings.items()}, alone)
     paths.write_text(out / "main_table.md", tables.to_markdown(main, told))
     paths.write_text(out / "main_table.tex", tables.to_latex(main, told))
     made = [plots.save_svg(figure, out / "figures" / f"{name}.svg") for name, figure in figures(sweep, comparison)]
@@ -285,7 +335,7 @@ def figures(sweep: Path, comparison: Comparison) -> Iterator[tuple[str, Any]]:
     from matplotlib import pyplot as plt
 
     measure = shown_measure(comparison.board)
-    rows = comparison.differences.get(measure, [])
+    rows = drawn_pairs(comparison, measure)
     runs = list(dict.fromkeys(comparison.board["run"]))
     wide = 0.34 * len(runs) + 1.2
     drawn = {
@@ -315,10 +365,16 @@ def figures(sweep: Path, comparison: Comparison) -> Iterator[tuple[str, Any]]:
         plt.close(figure)
 
 
+def drawn_pairs(comparison: Comparison, measure: str, most: int = 100) -> list[stats.Difference]:
+    """The pairs of a measure that a figure has room for: all, or if there are too many those with its best run."""
+    rows, means = comparison.differences.get(measure, []), means_of(comparison.board, measure)
+    best = max(means, key=means.__getitem__, default="")
+    return rows if len(rows) <= most else [row for row in rows if best in (row.first, row.second)]
+
+
 def draw_leaderboard(ax, comparison: Comparison, measure: str):
     """The leaderboard of one measure on an Axes, with what cannot be told from its best run."""
-    rows, spread = comparison.differences.get(measure), spread_of(comparison.board, measure)
-    alike = None if rows is None else stats.indistinguishable_from_best(rows, means_of(comparison.board, measure))
+    spread, alike = spread_of(comparison.board, measure), indistinguishable(comparison).get(measure)
     return plots.leaderboard(ax, spread, f"{measure}: mean, 95 % bootstrap interval", alike)
 
 
@@ -338,15 +394,19 @@ def largest(rows: Sequence[stats.Difference]) -> float:
 
 
 def detectable(rows: Sequence[stats.Difference]) -> float:
-    """The median over a family of the smallest true difference that a pair's queries show with 80 % power."""
+    """The median of the smallest true differences that are found with 80 % power, over the pairs that have one."""
     return float(pd.Series([row.detectable for row in rows], dtype=float).median())
 
 
 def tested(families: dict[str, list[stats.Difference]]) -> pd.DataFrame:
-    """A row a measure: `pairs`, `distinguishable`, `largest difference`, `detectable` and the number of `queries`."""
+    """A row a measure: `pairs`, how many of them could be told apart by any difference, and how many are; and more.
+
+    `largest difference` and `detectable` are those of `largest` and `detectable`, `queries` the most that a pair has.
+    """
     return pd.DataFrame(
         {
             "pairs": {name: len(rows) for name, rows in families.items()},
+            "could differ": {name: could_differ(rows) for name, rows in families.items()},
             "distinguishable": {name: distinguishable(rows) for name, rows in families.items()},
             "largest difference": {name: largest(rows) for name, rows in families.items()},
             "detectable": {name: detectable(rows) for name, rows in families.items()},
@@ -375,7 +435,8 @@ def published(folder: Path, baselines: Sequence[str] = ("official-naive-baseline
     parts, families = [], {}
     for headings in (PRIMARY_OFFICIAL, SUPPLEMENTARY_PUBLISHED):
         own = differences(scores, list(headings), team)
-        alike = {m: set(stats.indistinguishable_from_best(own[m], _of(means_of(found, m), team))) for m in headings}
+        able = [name for name in headings if could_differ(own[name])]
+        alike = {m: set(stats.indistinguishable_from_best(own[m], _of(means_of(found, m), team))) for m in able}
         parts.append(tables.main_table(found[found["measure"].isin(headings)], headings, alike))
         families |= own
     headings = {**PRIMARY_OFFICIAL, **{name: f"{words}, judge" for name, words in SUPPLEMENTARY_PUBLISHED.items()}}

@@ -76,7 +76,7 @@ def asset(name: str) -> str:
 def heading(measure: str) -> str:
     """What a measure is called in a table's head: `nugget coverage [proxy]` for `nugget_coverage[proxy]`."""
     stem, bracket, rest = measure.partition("[")
-    return HEADINGS.get(stem, stem.replace("_", " ")) + (f" {bracket}{rest}" if rest.startswith("proxy") else "")
+    return HEADINGS.get(stem, stem.replace("_", " ")) + (f" [{rest}" if bracket else "")
 
 
 def check_sweep(sweep: Path) -> None:
@@ -84,12 +84,37 @@ def check_sweep(sweep: Path) -> None:
     if not (sweep / "slice" / "slice.json").exists():
         raise WorkbookError(f"{sweep}: no sweep (no slice/slice.json); give a folder that 'workbook sweep' wrote")
     if not run_folders(sweep):
-        raise WorkbookError(f"{sweep / 'runs'}: no run here; expected folders with a responses.jsonl, one a run")
+        of = " of a system in variants/" if variant_names(sweep) else ""
+        raise WorkbookError(f"{sweep / 'runs'}: no run here{of}; expected folders with a responses.jsonl, one a run")
+
+
+def variant_names(sweep: Path) -> list[str]:
+    """The names of the systems of a sweep, by its `variants/<name>.yaml`; none where there is no such file."""
+    return sorted(path.stem for path in (sweep / "variants").glob("*.yaml"))
 
 
 def run_folders(sweep: Path) -> list[Path]:
-    """The folders of a sweep's runs, by name."""
+    """The folders of a sweep's runs, by name: those of the systems in `variants/`, or all where that names none."""
+    own = variant_names(sweep)
+    return [folder for folder in all_run_folders(sweep) if not own or folder.name in own]
+
+
+def all_run_folders(sweep: Path) -> list[Path]:
+    """The folders with a run in them, by name; an earlier sweep may have left some."""
     return sorted({file.parent for file in (sweep / "runs").glob("*/*.jsonl") if file.stem in ("provenance", "responses")})
+
+
+def notes_on_runs(sweep: Path) -> list[str]:
+    """Which runs in a sweep's folder are not shown, and which of its systems the leaderboard does not hold."""
+    shown = [folder.name for folder in run_folders(sweep)]
+    others = [folder.name for folder in all_run_folders(sweep) if folder.name not in shown]
+    compared = {row["run"] for row in read_table(sweep / "results" / "leaderboard.csv", ("run",))}
+    lacking = [run for run in variant_names(sweep) or shown if compared and run not in compared]
+    told = {
+        "Runs of earlier sweeps in this folder, not compared": others,
+        "Systems of this sweep that results/leaderboard.csv does not hold, not compared": lacking,
+    }
+    return [f"{words}: {', '.join(runs)}." for words, runs in told.items() if runs]
 
 
 class Pages:
@@ -107,6 +132,7 @@ class Pages:
         self._gold, self._qrels = self.slice_.gold_answers(), self.slice_.qrels()
         self.measures, self._scores = read_main_scores(sweep)
         self._stages = read_stages(sweep / "results" / "losses.csv")
+        self.notes = notes_on_runs(sweep)
         self.page = lru_cache(maxsize=4)(self._page)
 
     @property
@@ -116,6 +142,7 @@ class Pages:
     def index(self) -> dict[str, Any]:
         """What the explorer needs before any page: the queries, runs and measures, and two runs to begin with."""
         left, right = self._pair()
+        unscored = [] if self.measures else ["This sweep has no scores yet: notebooks 05 and 06 compute them."]
         return {
             "slice": self.slice_.report.source,
             "queries": [{"query_id": query.query_id, "text": query.text} for query in self.slice_.queries],
@@ -123,7 +150,7 @@ class Pages:
             "measures": [{"name": name, "heading": heading(name)} for name in self.measures],
             "left": left,
             "right": right,
-            "notes": [] if self.measures else ["This sweep has no scores yet: notebooks 05 and 06 compute them."],
+            "notes": [*self.notes, *unscored],
         }
 
     def _pair(self) -> tuple[str, str]:

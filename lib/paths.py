@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lib.errors import WorkbookError
+
 PROJECT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = PROJECT / "notebooks"
 PARAMS = PROJECT / "params"
@@ -97,10 +99,13 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
 
 
 def read_jsonl(path: Path) -> Iterable[Any]:
-    """The records of a JSON Lines file of the workbook's own, one at a time."""
+    """The records of a JSON Lines file of the workbook's own, one at a time. Raises WorkbookError for a damaged line."""
     with open(path, "rb") as file:
-        for line in file:
-            yield json.loads(line)
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise WorkbookError(f"{path}:{number}: damaged ({error}); delete the file and make it anew") from None
 
 
 def sha256(path: Path) -> str:

@@ -288,6 +288,9 @@ def along(ax: Axes, at: Sequence[float | str], table: pd.DataFrame, label: str, 
     Numbers stand at their place on the axis, anything else at equal distances in the given order.
     """
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in at)
+    if numbers:  # a line goes from left to right
+        order = np.argsort(np.array(at, float), kind="stable")
+        at, table = [at[n] for n in order], table.iloc[order]
     places = [float(value) for value in at] if numbers else list(range(len(at)))
     ax.vlines(places, table["low"], table["high"], color=GREY, linewidth=3)
     ax.plot(places, table["mean"], "o-" if numbers else "o", color=BLUE, markersize=8, linewidth=1)

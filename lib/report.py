@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from lib import __version__, diagnosis, explorer, paths, stats
+import pandas as pd
+
+from lib import __version__, comparing, diagnosis, explorer, paths, stats
 from lib.errors import WorkbookError
 from lib.explorer import HEADINGS, heading, read_table
 from lib.score_tables import MAIN, OK, Score, main_measures, measures, read_scores
@@ -40,11 +42,14 @@ SECTIONS = {
 MISSING = {
     "leaderboard": "There are no means yet: notebook 07 writes results/leaderboard.csv once the runs are scored.",
     "pairwise": "The systems have not been compared: notebook 07 writes results/pairwise.csv once the runs are scored.",
+    "single": "There is only one system, so nothing to compare.",
     "noise_floor": "No noise floor is known: it takes the control pair (caes-rag-rrf and default) or further draws, and "
     "notebook 07, which writes results/noise_floor.csv.",
     "agreement": "The measures have not been compared: notebook 07 writes results/agreement.csv once the runs are scored.",
     "losses": "No losses are known: they take relevance judgements (qrels.txt) and notebook 07, which writes "
     "results/losses.csv.",
+    "changes": "What changes from system to system is not known: notebook 07 writes results/changes.csv for two judged "
+    "systems or more.",
     "variants": "The parameters are not here: variants/*.yaml is missing from this sweep.",
     "profile": "The profile is not here: profile.yaml is missing from this sweep.",
     "run_models": "No run of this sweep records its models (runs/*/ir-metadata.yml).",
@@ -62,6 +67,14 @@ SAYS = {
     "correctness": "whether what the answer says is right, judged against a reference answer",
     "completeness": "whether the answer says all of it, judged against a reference answer",
 }
+# Measures whose highest mean is not the best, and what it is instead.
+NOT_HIGHER = {"unsupported_citations": "lower is better", "cited_documents": "a count, neither better nor worse"}
+TESTED, TOO_FEW, UNTESTED = "tested", "too few queries", "untested"  # why the cells of a measure are marked as they are
+ALONE = {
+    TOO_FEW: "is marked alone: with so few queries no test could tell the others from it",
+    UNTESTED: "is marked alone: no pair of systems was tested on it",
+}
+OF_ONE_MEASURE = ("leaderboard", "differences", "queries")  # figures
 
 
 class Figure(NamedTuple):
@@ -77,7 +90,7 @@ FIGURES = (
     Figure(
         "leaderboard",
         "Leaderboard",
-        "A dot is a system's mean on the measure named below the axis, the line its 95 % bootstrap interval over queries. "
+        "A dot is a system's mean, the line its 95 % bootstrap interval over queries. "
         "A filled dot is the highest mean or one that no test tells from it.",
         "Dot plot of each system's mean with its 95 % interval. The figures stand in the table Main measures.",
     ),
@@ -85,7 +98,9 @@ FIGURES = (
         "differences",
         "Differences between pairs",
         "A dot is the difference of two systems' means, the line its 95 % interval. Filled: the pair is distinguishable "
-        "after Holm's correction. What lies within the noise floor is no larger than between two runs of one system.",
+        "after Holm's correction. The interval is of this pair alone, not corrected, so it may exclude zero where the "
+        "verdict is not distinguishable. What lies within the noise floor is no larger than between two runs of one "
+        "system.",
         "Forest plot of the differences between pairs of systems. The figures stand in the table Every pair of systems.",
     ),
     Figure(
@@ -117,6 +132,7 @@ COLUMNS = {
     "agreement": tuple("first second over_runs runs_low runs_high per_query query_low query_high n_runs n_queries".split()),
     "losses": ("query_id", "run", "doc_id", "stage"),
     "wrongly_cited": ("query_id", "run", "doc_id"),
+    "changes": ("first", "second", "gained", "lost", "earlier", "later"),
 }
 WORDS = {"run", "measure", "first", "second", "verdict", "source", "query_id", "doc_id", "stage"}  # columns without numbers
 Rows = list[dict[str, Any]]
@@ -181,9 +197,13 @@ def contents(sweep: Path, pages: explorer.Pages) -> dict[str, Any]:
     known = list(dict.fromkeys(row["measure"] for row in tables["leaderboard"]))
     short = [name for name in known if name.partition("[")[0] in MAIN and "unicode words" not in name]
     profile = load_profile(str(sweep / "profile.yaml")) if (sweep / "profile.yaml").exists() else None
+    systems, (command, with_path, commas) = _systems(sweep, pages.runs), _command(sweep, pages.slice_)
+    shown = _shown(tables["leaderboard"])
     return {
         "name": pages.slice_.report.source,
         "runs": pages.runs,
+        "notes": pages.notes,
+        "uncompared": MISSING["single" if len(pages.runs) == 1 else "pairwise"],
         "facts": _facts(pages.slice_, pages.runs),
         "sections": list(SECTIONS.items()),
         "missing": MISSING,
@@ -191,21 +211,26 @@ def contents(sweep: Path, pages: explorer.Pages) -> dict[str, Any]:
         "proxies": _proxies([*known, *measures(scores)], scores),
         "main": _board(short, tables["leaderboard"], tables["pairwise"]),
         "others": _board([name for name in known if name not in short], tables["leaderboard"], tables["pairwise"]),
-        "figures": [_figure(figure, sweep / "results" / "figures" / f"{figure.name}.svg") for figure in FIGURES],
+        "tuned": _tuned(pages.slice_, systems["rows"]),
+        "figures": [_figure(figure, sweep / "results" / "figures" / f"{figure.name}.svg", shown) for figure in FIGURES],
         "pairs": [_pair(row) for row in tables["pairwise"]],
         "pair_measures": [(name, heading(name)) for name in dict.fromkeys(row["measure"] for row in tables["pairwise"])],
+        "pair_runs": list(dict.fromkeys(run for row in tables["pairwise"] for run in (row["first"], row["second"]))),
         "noise": [{**row, "heading": heading(row["measure"])} for row in tables["noise_floor"]],
         "agreement": [
             {**row, "first_heading": heading(row["first"]), "second_heading": heading(row["second"])}
             for row in tables["agreement"]
         ],
         "losses": _losses(tables["losses"], tables["wrongly_cited"]),
-        "systems": _systems(sweep, pages.runs),
+        "changes": tables["changes"],
+        "systems": systems,
         "models": _models(profile),
         "profile_name": profile.name if profile else "not recorded",
         "run_models": _run_models(sweep, pages.runs),
         "measures": _measures(scores),
-        "command": _command(sweep, pages.slice_),
+        "command": command,
+        "with_path": with_path,
+        "commas": commas,
         "version": __version__,
         "hashes": [(name, paths.sha256(pages.slice_.folder / name)) for name in ("queries.jsonl", "documents.jsonl")],
     }
@@ -224,8 +249,9 @@ def p_value(value: float | None) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """`1 system`, `2 systems`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    """`1 system`, `2 systems`, `2 queries`."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n} {noun if n == 1 else many}"
 
 
 def _table(path: Path, columns: Sequence[str]) -> Rows:
@@ -263,31 +289,38 @@ def _facts(slice_: Slice, runs: Sequence[str]) -> list[dict[str, Any]]:
 def _findings(names: Sequence[str], tables: dict[str, Rows]) -> dict[str, Any]:
     """A row a measure, and the whole in one sentence; no sentence where no pair was tested."""
     rows = [_finding(name, tables) for name in names]
+    tested = [row for row in rows if row["pairs"]]
+    return {"rows": rows, "words": _headline(tested) if tested else ""}
+
+
+def _headline(rows: Rows) -> str:
+    """What the tests of all tested measures come to."""
     pairs, different = sum(row["pairs"] for row in rows), sum(row["different"] for row in rows)
     where = [row for row in rows if row["different"]]
-    none = (
-        f"No difference between two systems is distinguishable, on any of {counted(len(rows), 'measure')} and {pairs} "
-        "comparisons: these queries support no order among the systems."
-    )
-    able = [row for row in rows if stats.can_detect(row["queries"], row["pairs"])]
-    if pairs and not able:
-        none += (
-            f" {counted(max(row['queries'] for row in rows), 'query')} could show none among so many pairs, however large."
+    if not where:
+        told = (
+            f"No difference between two systems is distinguishable, on any of {counted(len(rows), 'measure')} and "
+            f"{counted(pairs, 'comparison')}: these queries support no order among the systems."
         )
-    some = (
-        f"{different} of {pairs} comparisons between two systems are distinguishable after correction for their number, "
-        f"on {len(where)} of {counted(len(rows), 'measure')}."
+        most = max(rows, key=lambda row: row["queries"])
+        few = f"{counted(most['queries'], 'query')} {'is' if most['queries'] == 1 else 'are'} too few"
+        never = f" Nor could they show any: {few} for {counted(most['pairs'], 'pair')}, however large a difference."
+        return told if any(row["able"] for row in rows) else told + never
+    fewest, most = min(row["pairs"] for row in rows), max(row["pairs"] for row in rows)
+    told = (
+        f"{different} of {pairs} comparisons between two systems are distinguishable, "
+        f"on {len(where)} of {counted(len(rows), 'measure')}, after Holm's correction over the "
+        f"{'' if fewest == most else f'{fewest} to '}{counted(most, 'pair')} of each measure; the measures are not "
+        "corrected for one another, and the verdicts hold for this set of systems, which should be fixed before looking."
     )
-    rest = [row["heading"] for row in rows if row["pairs"] and not row["different"]]
-    if where and rest:
-        some += f" On {_listed(rest)}, no order among the systems can be read from these queries."
-    return {"rows": rows, "words": "" if not pairs else some if where else none}
+    rest = [row["heading"] for row in rows if not row["different"]]
+    return f"{told} On {_listed(rest)}, no order among the systems can be read from these queries." if rest else told
 
 
 def _finding(name: str, tables: dict[str, Rows]) -> dict[str, Any]:
     means = [row for row in tables["leaderboard"] if row["measure"] == name and row["mean"] is not None]
     pairs = [row for row in tables["pairwise"] if row["measure"] == name]
-    noise = [abs(r["difference"]) for r in tables["noise_floor"] if r["measure"] == name and r["difference"] is not None]
+    noise = [abs(end) for r in tables["noise_floor"] if r["measure"] == name for end in _ends(r)]
     detectable = [row["detectable"] for row in pairs if row["detectable"] is not None]
     best = max((row["mean"] for row in means), default=None)
     return {
@@ -297,9 +330,15 @@ def _finding(name: str, tables: dict[str, Rows]) -> dict[str, Any]:
         "pairs": len(pairs),
         "queries": int(max((row["n"] for row in pairs), default=0)),
         "different": sum(_differs(row) for row in pairs),
+        "able": len(detectable),
         "detectable": median(detectable) if detectable else None,
         "noise": max(noise, default=None),
     }
+
+
+def _ends(row: dict[str, Any]) -> list[float]:
+    """The ends of a row's interval that are there."""
+    return [row[end] for end in ("low", "high") if row[end] is not None]
 
 
 def _differs(row: dict[str, Any]) -> bool:
@@ -327,7 +366,7 @@ def _proxies(names: Iterable[str], scores: Iterable[Score]) -> str:
 def _board(names: Sequence[str], board: Rows, pairs: Rows) -> dict[str, Any]:
     """Means as a table: a row a system, a cell a measure.
 
-    A cell's `kind` is `best`, `level` where no test tells it from the best, or ``.
+    A cell's `kind` is `best level`, `level` where no test tells it from the best, or ``.
     """
     cells = {(row["run"], row["measure"]): row for row in board}
     runs = list(dict.fromkeys(row["run"] for row in board))
@@ -337,19 +376,32 @@ def _board(names: Sequence[str], board: Rows, pairs: Rows) -> dict[str, Any]:
     def cell(run: str, name: str) -> dict[str, Any]:
         row = cells.get((run, name), {})
         alone = len(covers[name]) > 1
-        kind = "best level" if run in level[name][0] else "level" if run in level[name][1] else ""
+        kind = "best level" if run in level[name].best else "level" if run in level[name].alike else ""
         there = {key: row.get(key) for key in ("mean", "low", "high")}
         return {**there, "covers": _covers(row) if row and alone else "", "kind": kind}
 
-    shade = "Shaded: the highest mean, in bold, and every system that no test tells from it." if pairs else ""
     return {
         "measures": [
-            {"name": n, "heading": heading(n), "covers": next(iter(covers[n])) if len(covers[n]) == 1 else ""}
+            {
+                "heading": heading(n),
+                "covers": next(iter(covers[n])) if len(covers[n]) == 1 else "",
+                "not_higher": NOT_HIGHER.get(n.partition("[")[0], ""),
+            }
             for n in names
         ],
         "rows": [{"run": run, "cells": [cell(run, name) for name in names]} for run in runs],
-        "words": f"Mean, and below it its interval. {shade}".strip(),
+        "words": " ".join(["Mean, and below it its interval.", *_marks_told(level)]),
     }
+
+
+def _marks_told(level: dict[str, "Level"]) -> list[str]:
+    """What is marked in a table of means, and why it is the highest mean alone in some columns or in all."""
+    named = {why: [heading(name) for name, own in level.items() if own.why == why] for why in (TESTED, *ALONE)}
+    kinds = [why for why in named if named[why]]
+    told = ["Shaded: the highest mean, in bold, and every system that no test tells from it."] if named[TESTED] else []
+    for why in (why for why in kinds if why in ALONE):
+        told.append(f"The highest mean of {_listed(named[why]) if len(kinds) > 1 else 'a measure'} {ALONE[why]}.")
+    return told
 
 
 def _covers(row: dict[str, Any]) -> str:
@@ -357,20 +409,46 @@ def _covers(row: dict[str, Any]) -> str:
     return "" if row["n_scored"] == row["n"] else f"{row['n_scored']:.0f} of {row['n']:.0f} queries"
 
 
-def _level(name: str, board: Rows, pairs: Rows) -> tuple[set[str], set[str]]:
-    """The runs with the highest mean of a measure, and those that no test tells from the first of them."""
+class Level(NamedTuple):
+    """The runs with the highest mean of a measure, those that no test tells from the first of them, and why."""
+
+    best: set[str]
+    alike: set[str]
+    why: str  # TESTED, TOO_FEW, UNTESTED, or `` where nothing is to be marked
+
+
+def _level(name: str, board: Rows, pairs: Rows) -> Level:
+    """What to mark of a measure: the highest mean alone where no test could tell any two runs apart."""
     means = {row["run"]: row["mean"] for row in board if row["measure"] == name and row["mean"] is not None}
     tested = [stats.Difference(**{f: row[f] for f in COLUMNS["pairwise"]}) for row in pairs if row["measure"] == name]
-    if not means or not tested:
-        return set(), set()
+    if len(means) < 2 or name.partition("[")[0] in NOT_HIGHER:
+        return Level(set(), set(), "")
     best = {run for run, mean in means.items() if mean == max(means.values())}
-    return best, set(stats.indistinguishable_from_best(tested, means))
+    if all(found.detectable is None for found in tested):
+        return Level(best, best, TOO_FEW if tested else UNTESTED)
+    return Level(best, set(stats.indistinguishable_from_best(tested, means)), TESTED)
 
 
-def _figure(figure: Figure, path: Path) -> dict[str, Any]:
+def _shown(board: Rows) -> str:
+    """The heading of the measure that figures of one measure show; empty where no measure has a value."""
+    there = [row for row in board if row["mean"] is not None]
+    return heading(comparing.shown_measure(pd.DataFrame(there))) if there else ""
+
+
+def _tuned(slice_: Slice, systems: Rows) -> str:
+    """The systems that were tuned on this very slice, in words; empty where there is none."""
+    tuned = [row["run"] for row in systems if "tuned on the sample" in row["description"].lower()]
+    if slice_.report.source != "sample" or not tuned:
+        return ""
+    return f"{_listed(tuned)} {'was' if len(tuned) == 1 else 'were'} tuned on this slice: it favours them."
+
+
+def _figure(figure: Figure, path: Path, measure: str) -> dict[str, Any]:
+    """A figure of the page; `measure` is that of the figures that show a single one."""
     data = base64.b64encode(path.read_bytes()).decode() if path.exists() else ""
     absent = f"{figure.title}: not drawn yet. Notebook 07 writes results/figures/{figure.name}.svg."
-    return {**figure._asdict(), "data": data, "absent": absent}
+    of = f"Measure: {measure}. " if measure and figure.name in OF_ONE_MEASURE else ""
+    return {**figure._asdict(), "data": data, "absent": absent, "caption": of + figure.caption}
 
 
 def _pair(row: dict[str, Any]) -> dict[str, Any]:
@@ -487,10 +565,12 @@ def _measures(scores: Sequence[Score]) -> Rows:
     return rows
 
 
-def _command(sweep: Path, slice_: Slice) -> str:
-    """The command that makes the sweep again, to be run in its folder."""
+def _command(sweep: Path, slice_: Slice) -> tuple[str, bool, list[str]]:
+    """The command that makes the sweep again, to be run in its folder; whether a path is to be filled in, and which
+    files must be renamed first, as a comma in a name would be taken to end it."""
     source = slice_.report.source
-    spec = source if source == "sample" or "/" in source else f"PATH/{source}"
+    with_path = source != "sample" and "/" not in source
+    spec = f"PATH/{source}" if with_path else source
     files = [f"variants/{path.name}" for path in sorted((sweep / "variants").glob("*.yaml"))]
     parts = ["workbook", "sweep", "--slice", spec, "--profile", "profile.yaml", "--variants", ",".join(files) or "all"]
-    return shlex.join([*parts, "--out", "../again"])
+    return shlex.join([*parts, "--out", "../again"]), with_path, [name for name in files if "," in name]

@@ -67,10 +67,11 @@ def read_scores(path: Path) -> list[Score]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
+            columns = set(reader.fieldnames or ())  # read while the file is open
             rows = [(row, f"{path}:{reader.line_num}") for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkbookError(f"{path}: not a readable table of scores ({error})") from None
-    if rows and not set(COLUMNS[:4]) <= set(reader.fieldnames):
+    if not set(COLUMNS[:4]) <= columns:
         raise WorkbookError(f"{path}:1: expected the columns {', '.join(COLUMNS[:4])}")
     return [_score(row, place) for row, place in rows]
 

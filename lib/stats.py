@@ -46,6 +46,8 @@ def intervals(table: Table) -> pd.DataFrame:
 class Agreement(NamedTuple):
     """Kendall's tau-b between two measures of the same runs, with 95 % bootstrap intervals over queries.
 
+    That of `over_runs` holds the middle of the taus over resampled queries. Resampling adds noise to the
+    means and so pulls tau towards 0: the interval lies low, and may even leave out the tau itself.
     `over_runs` compares the runs' means; `per_query` is the mean over queries of the tau within each,
     `n_queries` of which have one (where either measure ties all runs there is none). NaN where undefined.
     """
@@ -70,7 +72,8 @@ def agreement(first: Table, second: Table, seed: int = 0, resamples: int = 2000)
     taus = _resampled_taus(a.T, b.T, seed, resamples) if queries else np.array([])
     low, high = np.percentile(taus, [2.5, 97.5]) if len(taus) else (np.nan, np.nan)
     within = [float(tau) for tau in kendalls(a.T, b.T) if not np.isnan(tau)]
-    whole = kendall(a.mean(axis=1), b.mean(axis=1)) if queries else np.nan
+    # Rounded, so that means which differ by float noise tie.
+    whole = kendall(a.mean(axis=1).round(12), b.mean(axis=1).round(12)) if queries else np.nan
     mean = float(np.mean(within)) if within else np.nan
     return Agreement(whole, float(low), float(high), mean, *bootstrap_interval(within, seed), len(runs), len(within))
 
@@ -85,7 +88,9 @@ def agreements(tables: dict[str, Table]) -> pd.DataFrame:
 def _resampled_taus(a: np.ndarray, b: np.ndarray, seed: int, resamples: int) -> np.ndarray:
     """Tau-b of the runs' means over each resample of the queries, where there is one; `a` and `b` are queries x runs."""
     drawn = _resampled(len(a), resamples, seed, cells=a.size)
-    taus = np.concatenate([kendalls(a[chosen].mean(axis=1), b[chosen].mean(axis=1)) for chosen in drawn])
+    taus = np.concatenate(
+        [kendalls(a[chosen].mean(axis=1).round(12), b[chosen].mean(axis=1).round(12)) for chosen in drawn]
+    )
     return taus[~np.isnan(taus)]
 
 
@@ -131,7 +136,8 @@ class Difference(NamedTuple):
     `p` is that of the paired sign-flip test, `p_holm` the same corrected by Holm over all pairs of runs on the
     measure. The family is one measure because each measure asks its own question, whether any of the runs differ
     on it, and its reader looks through all pairs for the answer; another measure in the table is another question.
-    `detectable` is the smallest true difference that such a test would find four times in five.
+    `detectable` is the smallest true difference that a paired t test at Holm's first level, 0.05 / pairs, would
+    find four times in five; NaN where the sign-flip test could find none, however large (see `can_detect`).
     """
 
     measure: str
@@ -147,8 +153,12 @@ class Difference(NamedTuple):
     verdict: str  # ALIKE, `<first> higher` or `<second> higher`
 
 
-def pairwise(table: Table, measure: str, seed: int = 0, resamples: int = 20_000, level: float = 0.05) -> list[Difference]:
+def pairwise(
+    table: Table, measure: str, seed: int = 0, resamples: int | None = None, level: float = 0.05
+) -> list[Difference]:
     """Every pair of runs, in the order of the table, compared on one measure.
+
+    `resamples` are 20,000, or more where Holm's first level asks for it.
 
     Fast because one matrix of random signs serves all pairs, and one matrix of resampled queries all pairs with as
     many queries. Raises WorkbookError where so few resamples could show no difference among so many pairs.
@@ -159,6 +169,7 @@ def pairwise(table: Table, measure: str, seed: int = 0, resamples: int = 20_000,
     if not pairs:
         return []
     rows = [paired(table[first], table[second]) for first, second in pairs]
+    resamples = max(20_000, math.ceil(4 * len(pairs) / level)) if resamples is None else resamples
     _check_resamples(measure, rows, resamples, level)
     p = sign_flip_tests(rows, _noise(table), resamples, seed)
     p_holm = multipletests(p, alpha=level, method="holm")[1]
@@ -167,7 +178,8 @@ def pairwise(table: Table, measure: str, seed: int = 0, resamples: int = 20_000,
     for (first, second), row, interval, *tested in zip(pairs, rows, ends, p, p_holm, strict=True):
         mean = _mean(row.values())
         verdict = ALIKE if tested[1] > level else f"{first if mean > 0 else second} higher"
-        needed = detectable(row.values(), level / len(pairs))
+        able = can_detect(sum(value != 0 for value in row.values()), len(pairs), level)
+        needed = detectable(row.values(), level / len(pairs)) if able else math.nan
         found.append(Difference(measure, first, second, mean, *interval, *map(float, tested), needed, len(row), verdict))
     return found
 

@@ -42,7 +42,8 @@ def main_table(
 
     `board` has the columns of `results/leaderboard.csv`; runs keep its order. In brackets stands the
     interval, then how many queries the mean covers if not all; `–` is no value. The star at the end of a
-    cell marks the highest mean of the column and the runs in `indistinguishable[measure]`.
+    cell marks the highest mean of the column and the runs in `indistinguishable[measure]`; a measure that is
+    not in there has its highest mean marked alone, and a single run is not marked.
     Raises WorkbookError for a board that lacks a column or measure, or has two rows for one cell.
     """
     _check(board, measures)
@@ -53,24 +54,41 @@ def main_table(
         there = {run: rows[run, measure] for run in runs if (run, measure) in rows and pd.notna(rows[run, measure].mean)}
         best = max((row.mean for row in there.values()), default=None)
         alike = {run for run, row in there.items() if row.mean == best or run in indistinguishable.get(measure, ())}
+        alike = alike if len(runs) > 1 else set()
         cells[number] = [_cell(there[run]) + f" {MARK}" * (run in alike) if run in there else MISSING for run in runs]
     return cells.set_axis(list(measures.values()), axis=1)
 
 
-def caption(board: pd.DataFrame, models: Mapping[str, str]) -> str:
-    """What a reader must know of the table, in plain text; `models` maps a part to the model behind it."""
+def caption(board: pd.DataFrame, measures: Mapping[str, str], alone: Collection[str] = ()) -> str:
+    """What a reader must know of the table, in plain text.
+
+    `measures` says of each heading which measure, and which model, is behind it. `alone` are the headings
+    on which no pair of runs could be told apart, however large the difference, so that only the highest
+    mean is marked.
+    """
     fewest, most = int(board["n"].min()), int(board["n"].max())
     partial = board[(board["n_scored"] < board["n"]) & board["mean"].notna()]
-    told = [
-        f"Means over {most if fewest == most else f'{fewest} to {most}'} queries with 95 % bootstrap intervals.",
-        "Bold: the best run of each column and every run that a paired sign-flip permutation test over the queries, "
-        "Holm-corrected over all pairs of runs, does not distinguish from it at the level 0.05.",
-    ]
+    queries = f"{'' if fewest == most else f'{fewest} to '}{most} {'query' if most == 1 else 'queries'}"
+    told = [f"Means over {queries} with 95 % bootstrap intervals."]
+    if board["run"].nunique() > 1:
+        told.append(_marks(list(measures), [heading for heading in measures if heading in alone]))
     if len(partial):
         told.append("In parentheses: how many of the queries a mean covers, where not all have a value.")
-    if models:
-        told.append(f"Models: {'; '.join(f'{part} {model}' for part, model in models.items())}.")
+    if measures:
+        told.append(f"Measures: {'; '.join(f'{heading} {words}' for heading, words in measures.items())}.")
     return " ".join(told)
+
+
+def _marks(headings: Collection[str], alone: Collection[str]) -> str:
+    """What is in bold, and why it is the best run alone in some columns or in all."""
+    why = "with so few queries no test could tell the others from it"
+    if alone and len(alone) == len(headings):
+        return f"Bold: the best run of each column, marked alone: {why}."
+    tested = (
+        "Bold: the best run of each column and every run that a paired sign-flip permutation test over the queries, "
+        "Holm-corrected over all pairs of runs, does not distinguish from it at the level 0.05."
+    )
+    return f"{tested} In {', '.join(alone)}, the best run is marked alone: {why}." if alone else tested
 
 
 def to_markdown(table: pd.DataFrame, caption: str) -> str:

@@ -67,7 +67,7 @@ class Variant:
     sentence_rerank: bool = False
     sentence_selection: Literal["best", "mmr", "coverage"] = "best"
     selection_pool: int = 15
-    consensus_weight: float = 0.0
+    consensus_weight: float = 0.0  # of mmr, as the next
     redundancy_weight: float = 0.2
     # answers
     generator: Literal["profile", "titles"] = "profile"
@@ -274,14 +274,19 @@ def load_variants(
     variants = [_at(path, overrides or {}, point) for path in dict.fromkeys(files) for point in points]
     twice = [v.name for i, v in enumerate(variants) if v.name in {w.name for w in variants[:i]}]
     if twice:
-        raise WorkbookError(f"--variants: two systems are called '{twice[0]}'; give each file its own name")
+        remedy = "give each value once" if grid else "give each file its own name"
+        raise WorkbookError(f"--variants: two systems are called '{twice[0]}'; {remedy}")
     return variants
 
 
 def _at(path: Path, overrides: dict[str, str], point: dict[str, str]) -> Variant:
     """The variant in a file at one point of a grid, which its name tells."""
-    variant = load_variant(path, {**overrides, **point})
-    return dataclasses.replace(variant, name="+".join([variant.name, *(f"{key}={value}" for key, value in point.items())]))
+    try:
+        variant = load_variant(path, {**overrides, **point})
+        told = [f"{key}={getattr(variant, key)}" for key in point]  # as understood: 060 is the number 48
+        return dataclasses.replace(variant, name="+".join([variant.name, *told]))
+    except (WorkbookError, ValueError) as error:
+        raise WorkbookError(str(error).replace("--set ", "--grid ") if point else str(error)) from None
 
 
 def load_profile(name: str) -> Profile:

@@ -2,6 +2,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 
 import pandas as pd
 import pytest
@@ -93,10 +94,7 @@ def test_the_naive_baseline_cites_both_relevant_documents_of_every_query(compari
 
 def test_draws_of_a_model_are_noise_too(sweep, comparison, tmp_path):
     """A draw that says what the run says differs by 0; one that says nothing differs by the run's own means."""
-    out = tmp_path / "drawn"
-    out.mkdir()
-    for name in ("slice", "variants", "scores"):
-        (out / name).symlink_to((sweep / name).resolve())
+    out = copied(sweep, tmp_path, "scores")
     rows = list(paths.read_jsonl(sweep / "runs" / "default" / "responses.jsonl"))
     for folder in ("", "draw-2", "draw-10"):
         said = rows if folder != "draw-10" else [{**row, "answer": []} for row in rows]
@@ -138,12 +136,55 @@ def test_what_is_written_is_what_was_compared_and_the_same_every_time(sweep, com
     assert not stale.exists()
 
 
-def test_scores_are_computed_anew_only_for_other_runs(sweep, sample, embedded, monkeypatch):
+def test_scores_are_computed_anew_only_for_other_runs(sweep, sample, embedded, monkeypatch, tmp_path):
     runs = steps.need_runs(sweep, sample, load_variants(NAMES), embedded)
     monkeypatch.setattr(scoring, "score_primary", lambda *_: pytest.fail("scored again"))
     assert comparing.need_scores(sweep, sample, runs, embedded) == comparing.sweep_scores(sweep)
+    some = dict(list(runs.items())[:2])
+    with pytest.raises(WorkbookError, match="has other systems than these; set variants to"):
+        comparing.need_scores(sweep, sample, some, embedded)
+    bare = tmp_path / "smoke"  # as the notebooks make one, without a sweep around it
+    bare.mkdir()
+    (bare / "scores").symlink_to(sweep / "scores")
     with pytest.raises(pytest.fail.Exception, match="scored again"):
-        comparing.need_scores(sweep, sample, dict(list(runs.items())[:2]), embedded)
+        comparing.need_scores(bare, sample, some, embedded)
+
+
+def test_scores_of_other_answers_are_refused(sweep, tmp_path):
+    out = copied(sweep, tmp_path, "scores")
+    rows = list(paths.read_jsonl(sweep / "runs" / "default" / "responses.jsonl"))
+    paths.write_jsonl(out / "runs" / "default" / "responses.jsonl", [{**row, "answer": []} for row in rows])
+    for name in set(NAMES) - {"default"}:
+        (out / "runs" / name).symlink_to(sweep / "runs" / name)
+    with pytest.raises(WorkbookError, match="its scores are of other answers; run 'workbook sweep' again"):
+        comparing.compare(out, comparing.systems(sweep))
+
+
+def test_a_system_without_scores_and_a_table_cut_short_are_refused(sweep, tmp_path):
+    with pytest.raises(WorkbookError, match="the run 'rule-minilm' is not scored"):
+        comparing.compare(sweep, load_variants([*NAMES, "rule-minilm"]))
+    out = copied(sweep, tmp_path, "runs")
+    for name in ("primary", "supplementary"):
+        table = (sweep / "scores" / f"{name}.csv").read_text(encoding="utf-8")
+        paths.write_text(out / "scores" / f"{name}.csv", table)
+    cut = out / "scores" / "primary.csv"
+    whole = cut.read_text(encoding="utf-8")
+    cut.write_text("".join(whole.splitlines(keepends=True)[:-3]), encoding="utf-8")
+    with pytest.raises(WorkbookError, match=r"primary.csv: not one score for each run, query and measure"):
+        comparing.sweep_scores(out)
+    cut.write_text(whole, encoding="utf-8")
+    (out / "scores" / "supplementary.csv").unlink()
+    with pytest.raises(WorkbookError, match=r"supplementary.csv: no scores"):
+        comparing.sweep_scores(out)
+
+
+def copied(sweep, folder, *linked):
+    """A sweep's folder with the same slice, variants and whatever else is linked."""
+    out = folder / "copy"
+    out.mkdir()
+    for name in ("slice", "variants", *linked):
+        (out / name).symlink_to((sweep / name).resolve())
+    return out
 
 
 def test_a_sweep_without_gold_data_has_no_figures_of_what_it_lacks(sweep, tmp_path):
@@ -160,12 +201,16 @@ def test_a_sweep_without_gold_data_has_no_figures_of_what_it_lacks(sweep, tmp_pa
     kept = [
         score if score.measure == "tfc1" else none for score, none in zip(comparing.sweep_scores(sweep), blank, strict=True)
     ]
-    write_scores(out / "scores" / "primary.csv", kept)
+    (out / "scores").mkdir()
+    shutil.copy(sweep / "scores" / "primary.json", out / "scores")
+    split = [s.measure for s in blank].index("citation_recall")
+    write_scores(out / "scores" / "primary.csv", kept[:split])
+    write_scores(out / "scores" / "supplementary.csv", kept[split:])
     found = comparing.compare(out, comparing.systems(out))
     assert (list(found.headings), found.losses, found.wrong) == (["tfc1"], [], [])
     figures = {path.stem for path in comparing.write(out, found) if path.suffix == ".svg"}
     assert figures == {"leaderboard", "differences", "queries"}
-    write_scores(out / "scores" / "primary.csv", blank)
+    write_scores(out / "scores" / "primary.csv", blank[:split])
     with pytest.raises(WorkbookError, match="no measure has a value"):
         comparing.write(out, comparing.compare(out, comparing.systems(out)))
 
@@ -240,30 +285,35 @@ def number(cell: str) -> float:
 def test_no_pair_of_team_runs_differs_and_the_power_is_stated(paper):
     assert (paper.tests["distinguishable"] == 0).all() and (paper.tests["pairs"] == 36).all()
     assert (paper.tests["queries"] == 24).all()
-    assert (paper.tests["largest difference"] < paper.tests["detectable"]).all()
+    able = paper.tests[paper.tests["could differ"] > 0]
+    assert (able["largest difference"] < able["detectable"]).all()
+    assert list(paper.tests.index[paper.tests["could differ"] == 0]) == ["precision", "precision, judge"]
 
 
 def test_the_notebook_says_what_the_published_files_say(paper):
     cells = json.loads((paths.NOTEBOOKS / "07_compare_systems.ipynb").read_text(encoding="utf-8"))["cells"]
     (told,) = ["".join(c["source"]) for c in cells if "The paper's own runs" in "".join(c["source"])]
-    rows = {cells[1]: cells[2:6] for cells in (re.split(r"\s*\|\s*", line) for line in told.split("\n")) if len(cells) == 7}
+    rows = {cells[1]: cells[2:7] for cells in (re.split(r"\s*\|\s*", line) for line in told.split("\n")) if len(cells) == 8}
     for name, row in paper.tests.iterrows():
         shown = [f"{row[column]:.3f}" for column in ("largest difference", "detectable", "control pair")]
-        assert rows[name] == [f"{row['distinguishable']:.0f} of {row['pairs']:.0f}", *shown]
-    within = {(r.first, r.second): (r.per_query, r.query_low, r.query_high) for r in paper.agreement.itertuples()}
+        counts = [f"{row['distinguishable']:.0f} of {row['pairs']:.0f}", f"{row['could differ']:.0f}"]
+        assert rows[name] == [*counts, *(text.replace("nan", "none") for text in shown)]
+    within = {(r.first, r.second): r for r in paper.agreement.itertuples()}
     quoted = {
-        ("grade", "correct, judge"): ".38 (.23 to .51)",
-        ("coverage", "correct, judge"): ".33 (.14 to .50)",
-        ("precision", "precision, judge"): ".69 (.19 to .99)",
-        ("TFC1", "complete, judge"): "−.23, −.39 to −.07",
-        ("TFC1", "precision, judge"): "−.39, −.56 to −.23",
-        ("ROUGE-L", "correct, judge"): ".08, −.08 to .25",
-        ("ROUGE-L", "complete, judge"): "−.09, −.22 to .06",
+        ("grade", "correct, judge"): ".38 (.23 to .51, 14 queries)",
+        ("coverage", "correct, judge"): ".33 (.14 to .50, 14)",
+        ("precision", "precision, judge"): ".69 (.19 to .99, but 7 queries only)",
+        ("TFC1", "complete, judge"): "−.23, −.39 to −.07, 21",
+        ("TFC1", "precision, judge"): "−.39, −.56 to −.23, 7",
+        ("ROUGE-L", "correct, judge"): ".08, −.08 to .25, 14",
+        ("ROUGE-L", "complete, judge"): "−.09, −.22 to .06, 21",
     }
     for pair, text in quoted.items():
         assert text in told
         numbers = [float(part.replace("−", "-")) for part in re.findall(r"−?\.\d\d", text)]
-        assert numbers == pytest.approx(within[pair], abs=0.006), pair
+        row = within[pair]
+        assert numbers == pytest.approx((row.per_query, row.query_low, row.query_high), abs=0.006), pair
+        assert int(re.findall(r"\b\d+\b", re.sub(r"\.\d\d", "", text))[0]) == row.n_queries
 
 
 def test_published_scores_are_those_of_both_files(real_data):

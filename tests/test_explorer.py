@@ -146,6 +146,45 @@ def test_a_page_has_each_runs_scores_of_the_main_measures(tmp_path):
     assert pages.differences("b", "a", "rougeL_f1") == [-0.125, None]
 
 
+def test_a_heading_keeps_what_stands_in_brackets():
+    names = (
+        "rougeL_f1",
+        "rougeL_f1[unicode words]",
+        "bertscore_f1[all-MiniLM-L6-v2]",
+        "nugget_coverage[proxy]",
+        "tfc1_len",
+    )
+    assert [explorer.heading(name) for name in names] == [
+        "ROUGE-L",
+        "ROUGE-L [unicode words]",
+        "BERTScore [all-MiniLM-L6-v2]",
+        "nugget coverage [proxy]",
+        "tfc1 len",
+    ]
+
+
+def test_runs_of_earlier_sweeps_are_left_out_and_named(tmp_path):
+    out = small(tmp_path, **{run: [traced("q1")] for run in ("a", "b", "old", "older")})
+    for run in ("a", "b", "not-run"):
+        put(out / "variants" / f"{run}.yaml", f"name: {run}\n")
+    put(out / "results" / "leaderboard.csv", "run,measure\na,tfc1\n")
+    pages = explorer.Pages(out)
+    assert pages.runs == ["a", "b"]
+    assert [answer["run"] for answer in pages.page("q1")["answers"]] == ["a", "b"]
+    assert pages.index()["notes"][:2] == [
+        "Runs of earlier sweeps in this folder, not compared: old, older.",
+        "Systems of this sweep that results/leaderboard.csv does not hold, not compared: b, not-run.",
+    ]
+
+
+def test_without_files_of_variants_or_with_the_sweeps_own_alone_no_run_is_left_out(tmp_path):
+    out = small(tmp_path, a=[traced("q1")], b=[traced("q1")])
+    assert (explorer.Pages(out).runs, explorer.Pages(out).notes) == (["a", "b"], [])
+    put(out / "variants" / "c.yaml", "name: c\n")
+    with pytest.raises(WorkbookError, match="no run here of a system in variants/"):
+        explorer.Pages(out)
+
+
 def test_a_sweep_without_scores_says_so(tmp_path):
     index = explorer.Pages(small(tmp_path)).index()
     assert index["measures"] == []

@@ -13,8 +13,8 @@ import pytest
 
 from lib import comparing, paths, report, scoring
 from lib.errors import WorkbookError
-from lib.measures import primary
-from lib.runs import read_runs
+from lib.measures import primary, supplementary
+from lib.runs import pool_label, read_runs
 from lib.score_tables import Score, write_scores
 from lib.slices import Slice
 from tests import test_explorer
@@ -37,6 +37,9 @@ def scored(swept) -> Path:
     runs = read_runs(swept / "runs", slice_.queries)
     scores = [*primary.rouge_scores(runs, slice_.gold_answers()), *primary.citation_scores(runs, slice_.qrels())]
     write_scores(swept / "scores" / scoring.PRIMARY, scores)
+    put(swept / "scores" / "primary.json", json.dumps({"pool": pool_label(runs)}))
+    outside = [s for s in supplementary.citation_scores(runs, {}, slice_.queries) if s.measure == "unsupported_citations"]
+    write_scores(swept / "scores" / scoring.SUPPLEMENTARY, outside)
     comparing.write(swept, comparing.compare(swept, comparing.systems(swept)))
     return swept
 
@@ -143,9 +146,13 @@ def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
 
 
 def test_what_a_sweep_does_not_have_is_said_in_words(tmp_path):
-    text = report.write(test_explorer.small(tmp_path)).read_text(encoding="utf-8")
-    for words in report.MISSING.values():
+    out = test_explorer.small(tmp_path, a=[traced("q1")], b=[traced("q1")])
+    text = report.write(out).read_text(encoding="utf-8")
+    for words in (report.MISSING[name] for name in report.MISSING if name not in ("single", "changes")):
         assert html.escape(words).replace("&#x27;", "&#39;") in text
+    assert text.count(report.MISSING["pairwise"]) == 1 and report.MISSING["single"] not in text
+    results(out, losses=[["q1", "a", "d1", "not-used"]])
+    assert report.MISSING["changes"] in report.render(out)
     assert text.count("not drawn yet") == len(report.FIGURES)
 
 
@@ -172,8 +179,17 @@ def test_a_file_of_results_that_cannot_be_read_is_named_and_the_old_report_stays
     assert sorted(path.name for path in (out / "results").iterdir()) == sorted(["report.html", file])
 
 
-def pair(first: str, second: str, difference: float, verdict: str, measure: str = "rougeL_f1") -> list:
-    return [measure, first, second, difference, difference, difference, 0.01, 0.03, 0.2, 9, verdict]
+def test_a_single_system_is_not_said_to_be_waiting_for_comparison(tmp_path):
+    out = test_explorer.small(tmp_path)
+    results(out, leaderboard=[["a", "rougeL_f1", 0.5, 0.5, 0.5, 1, 1]])
+    text = report.render(out)
+    assert text.count("There is only one system, so nothing to compare.") == 2  # among the findings and the pairs
+    assert report.MISSING["pairwise"] not in text
+    assert shades(out) == {"a": [""]} and "Shaded" not in text and "marked alone" not in text
+
+
+def pair(first: str, second: str, difference: float, verdict: str, measure: str = "rougeL_f1", detectable=0.2) -> list:
+    return [measure, first, second, difference, difference, difference, 0.01, 0.03, detectable, 9, verdict]
 
 
 ALIKE = "not distinguishable"
@@ -186,7 +202,7 @@ def findings(tmp_path: Path, *pairs: list) -> str:
     board = [[run, m, mean, mean, mean, 9, 9] for m in measures for run, mean in (("a", 0.9), ("b", 0.8), ("c", 0.1))]
     results(out, leaderboard=board, pairwise=list(pairs))
     text = report.write(out).read_text(encoding="utf-8")
-    return re.search(r'<p class="finding">(.*?)</p>', text)[1]
+    return html.unescape(re.search(r'<p class="finding">(.*?)</p>', text)[1])
 
 
 def test_the_findings_say_that_nothing_is_distinguishable(tmp_path):
@@ -195,13 +211,158 @@ def test_the_findings_say_that_nothing_is_distinguishable(tmp_path):
         "No difference between two systems is distinguishable, on any of 1 measure and 3 comparisons: "
         "these queries support no order among the systems."
     )
+    assert shades(tmp_path / "out") == {"a": ["best level"], "b": ["level"], "c": ["level"]}
+
+
+def blank(measure: str = "rougeL_f1") -> list[list]:
+    """Three pairs of which none could be told apart."""
+    return [pair(*names, 0.1, ALIKE, measure, "") for names in (("a", "b"), ("a", "c"), ("b", "c"))]
+
+
+def test_the_findings_say_that_no_difference_could_be_shown_and_only_the_best_is_marked(tmp_path):
+    assert findings(tmp_path, *blank()) == (
+        "No difference between two systems is distinguishable, on any of 1 measure and 3 comparisons: "
+        "these queries support no order among the systems. "
+        "Nor could they show any: 9 queries are too few for 3 pairs, however large a difference."
+    )
+    assert shades(tmp_path / "out") == {"a": ["best level"], "b": [""], "c": [""]}
+    text = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
+    assert (
+        "its interval. The highest mean of a measure is marked alone: "
+        "with so few queries no test could tell the others from it."
+    ) in text
+    assert text.count('<td class="n" data-value="">none</td>') == 3
+    assert '<td class="n">none <small class="words">0 of 3 pairs could be shown at all</small>' in text
+
+
+def test_a_pair_that_could_not_be_shown_stays_out_of_the_detectable_difference(tmp_path):
+    pairs = [pair("a", "b", 0.1, ALIKE), pair("a", "c", 0.8, ALIKE, detectable=0.4), blank()[2]]
+    assert "Nor could they" not in findings(tmp_path, *pairs, *blank("tfc1"))
+    text = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
+    assert '<td class="n">0.300 <small class="words">2 of 3 pairs could be shown at all</small>' in text
+    assert "every system that no test tells from it. The highest mean of TFC1 is marked alone: with so few" in text
+    assert shades(tmp_path / "out")["b"] == ["level", ""]
+
+
+def test_the_findings_count_only_the_measures_that_were_tested(tmp_path):
+    out = test_explorer.small(tmp_path)
+    means = [
+        [run, measure, mean, mean, mean, 9, 9] for measure in ("rougeL_f1", "tfc1") for run, mean in (("a", 1), ("b", 0))
+    ]
+    results(out, leaderboard=means, pairwise=[pair("a", "b", 1.0, "a higher")])
+    told = report.contents(out, report.explorer.Pages(out))["findings"]
+    assert told["words"].startswith("1 of 1 comparisons between two systems are distinguishable, on 1 of 1 measure, after ")
+    assert [row["heading"] for row in told["rows"]] == ["ROUGE-L", "TFC1"]
+
+
+def test_further_measures_mark_the_best_alone_and_none_where_more_is_not_better(tmp_path):
+    out = test_explorer.small(tmp_path)
+    measures = ("rougeL_f1", "cited_f1", "unsupported_citations")
+    results(
+        out,
+        leaderboard=[[run, m, mean, mean, mean, 9, 9] for m in measures for run, mean in (("a", 0.9), ("b", 0.1))],
+        pairwise=[pair("a", "b", 0.8, ALIKE)],
+    )
+    others = report.contents(out, report.explorer.Pages(out))["others"]
+    assert [[cell["kind"] for cell in row["cells"]] for row in others["rows"]] == [["best level", ""], ["", ""]]
+    assert others["words"] == (
+        "Mean, and below it its interval. "
+        "The highest mean of a measure is marked alone: no pair of systems was tested on it."
+    )
+    assert 'unsupported citations <small class="words">lower is better</small>' in report.render(out)
+    results(out, leaderboard=[[run, "unsupported_citations", 1, 1, 1, 9, 9] for run in "ab"])
+    assert report.contents(out, report.explorer.Pages(out))["others"]["words"] == "Mean, and below it its interval."
+
+
+def test_nouns_are_counted():
+    assert [report.counted(*given) for given in ((1, "query"), (8, "query"), (0, "system"))] == [
+        "1 query",
+        "8 queries",
+        "0 systems",
+    ]
+
+
+def test_the_noise_floor_of_a_measure_is_the_far_end_of_its_intervals(tmp_path):
+    out = test_explorer.small(tmp_path)
+    results(
+        out,
+        leaderboard=[["a", "rougeL_f1", 0.5, 0.4, 0.6, 9, 9]],
+        noise_floor=[["rougeL_f1", "a - b", 0.25, 0.1, 0.3, 9], ["rougeL_f1", "c: draw 2", -0.1, -0.375, 0.2, 9]],
+    )
+    assert report.contents(out, report.explorer.Pages(out))["findings"]["rows"][0]["noise"] == 0.375
+
+
+def test_what_changes_between_stages_stands_under_the_losses(scored, page):
+    rows = table_of(scored / "results" / "changes.csv")
+    assert [(row["first"], row["second"]) for row in rows] == [
+        ("official-naive-baseline", "single-query-bm25"),
+        ("single-query-bm25", "rrf-no-rerank"),
+    ]
+    (section,) = re.findall(r'<section id="losses".*?</section>', page.read_text(encoding="utf-8"), re.DOTALL)
+    shown = re.findall(r"<tr><th scope=\"row\"><bdi>(.*?)</bdi></th><td><bdi>(.*?)</bdi></td>(.*?)</tr>", section)
+    assert [[first, second, *re.findall(r">(\d+)<", rest)] for first, second, rest in shown] == [
+        list(row.values()) for row in rows
+    ]
+
+
+def test_a_figure_of_one_measure_names_it(scored):
+    figures = report.contents(scored, report.explorer.Pages(scored))["figures"]
+    named = {figure["name"] for figure in figures if figure["caption"].startswith("Measure: ROUGE-L. ")}
+    assert named == {"leaderboard", "differences", "queries"}
+
+
+def test_an_interval_is_said_to_be_of_its_pair_alone(page):
+    words = "of this pair alone, not corrected, so it may exclude zero where the verdict is not distinguishable"
+    assert page.read_text(encoding="utf-8").count(words) == 2  # the table and the forest plot
+
+
+def test_runs_of_earlier_sweeps_are_named_on_the_page_and_not_counted(tmp_path):
+    out = test_explorer.small(tmp_path, a=[traced("q1")], old=[traced("q1")])
+    put(out / "variants" / "a.yaml", "name: a\n")
+    text = report.render(out)
+    assert "<h1>Comparison of 1 system on" in text
+    assert '<p class="absent">Runs of earlier sweeps in this folder, not compared: old.</p>' in text
+
+
+def test_systems_that_were_tuned_on_the_sample_are_named_on_the_sample_alone(scored, tmp_path):
+    slice_, other = Slice(scored / "slice"), Slice(test_explorer.small(tmp_path) / "slice")
+    rows = [{"run": "a", "description": "Plain."}, {"run": "b", "description": "Late. Tuned on the sample."}]
+    assert report._tuned(slice_, rows) == "b was tuned on this slice: it favours them."
+    assert report._tuned(slice_, rows[:1]) == report._tuned(other, rows) == ""
+
+
+NAMES = {
+    "plain": ("a", "variants/a.yaml", []),
+    "space": ("a b", "'variants/a b.yaml'", []),
+    "comma": ("a,b", "variants/a,b.yaml", ["variants/a,b.yaml"]),
+    "PATH": ("my-PATH", "variants/my-PATH.yaml", []),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_holds_any_name_of_a_system(name, tmp_path, scored):
+    run, spelt, commas = NAMES[name]
+    put(tmp_path / "variants" / f"{run}.yaml", f"name: {run}\n")
+    command, with_path, renamed = report._command(tmp_path, Slice(scored / "slice"))
+    assert command == f"workbook sweep --slice sample --profile profile.yaml --variants {spelt} --out ../again"
+    assert (with_path, renamed) == (False, commas)
+
+
+def test_the_page_asks_for_a_path_where_one_is_to_be_filled_in_and_for_new_names(tmp_path):
+    out = test_explorer.small(tmp_path, **{"a,b": [traced("q1")]})
+    put(out / "variants" / "a,b.yaml", "name: 'a,b'\n")
+    text = report.render(out)
+    assert "--slice PATH/source " in text and "in place of PATH" in text
+    assert "after renaming <code>variants/a,b.yaml</code>, since a comma ends a name" in text
 
 
 def test_the_findings_say_how_many_differ_and_on_which_measures_none_does(tmp_path):
     pairs = [pair("a", "b", 0.1, ALIKE), pair("a", "c", 0.8, "a higher"), pair("b", "c", 0.7, "b higher")]
     others = [pair(*names, 0.1, ALIKE, "tfc1") for names in (("a", "b"), ("a", "c"), ("b", "c"))]
     assert findings(tmp_path, *pairs, *others) == (
-        "2 of 6 comparisons between two systems are distinguishable after correction for their number, on 1 of 2 measures. "
+        "2 of 6 comparisons between two systems are distinguishable, on 1 of 2 measures, after Holm's correction over the "
+        "3 pairs of each measure; the measures are not corrected for one another, and the verdicts hold for this set of "
+        "systems, which should be fixed before looking. "
         "On TFC1, no order among the systems can be read from these queries."
     )
     assert shades(tmp_path / "out") == {"a": ["best level", "best level"], "b": ["level", "level"], "c": ["", "level"]}
@@ -522,6 +683,14 @@ def test_pairs_are_filtered_by_measure_and_by_verdict(browser, tmp_path):
     form.find_element(CSS, "input").click()
     assert len(verdicts()) == 6
     assert cells(browser, "#pairs", 4)[0] == "0.010" and cells(browser, "#pairs", 5)[0] == "0.030"
+    first, second = (Select(form.find_element(CSS, f"[name={name}]")) for name in ("first", "second"))
+    assert [option.text for option in first.options] == ["any system", "a", "b", "c"]
+    first.select_by_visible_text("b")
+    both = lambda: list(zip(*(cells(browser, "#pairs", column) for column in (1, 2)), strict=True))  # noqa: E731
+    assert both() == [("a", "b"), ("b", "c")] * 2
+    second.select_by_visible_text("a")
+    assert both() == [("a", "b")] * 2
+    assert form.find_element(CSS, ".count").text == "0 of 2 pairs are distinguishable."
 
 
 def test_a_mean_that_has_no_value_stays_below_whatever_the_order(browser, tmp_path):
@@ -635,6 +804,30 @@ def test_the_page_fits_the_screen_and_has_what_a_screen_reader_needs(width, brow
     assert browser.execute_script(FAULTS) == []
     left, right = (browser.find_element(CSS, f"#explorer .answer.{side}").rect for side in ("left", "right"))
     assert (left["y"] < right["y"]) == (width == 360)
+
+
+LONG = "late-consensus+passage_max_words=220+passage_overlap=2"  # what a grid calls a system
+
+
+def test_long_names_of_systems_leave_room_for_the_data(browser, tmp_path):
+    out = test_explorer.small(tmp_path, **{run: [traced("q1")] for run in (LONG, f"{LONG}0")})
+    scores = {"rougeL_f1": 0.25, "bertscore_f1[all-MiniLM-L6-v2]": -1.0, "cited_precision": 0.0, "completeness[proxy]": 0.5}
+    rows = [Score("q1", run, m, v + n) for n, run in enumerate((LONG, f"{LONG}0")) for m, v in scores.items()]
+    write_scores(out / "scores" / scoring.PRIMARY, rows)
+    results(out, leaderboard=[[row.run, row.measure, row.value, row.value, row.value, 1, 1] for row in rows])
+    page = report.write(out)
+    for width in (360, 1280):
+        screen(browser, width)
+        go(browser, page, view("q1", LONG, f"{LONG}0"))
+        until(browser, lambda: browser.find_elements(CSS, "#explorer .scores"))
+        table = "const e = document.querySelector('#explorer .scores'); return e.scrollWidth - e.clientWidth"
+        assert browser.execute_script(table) == 0
+        assert browser.find_element(CSS, "#explorer .scores tbody tr:nth-child(3) .higher").text == "right by 1.000"
+        assert browser.execute_script(OVERFLOW) <= 0
+    screen(browser, 360)
+    name, value = (browser.find_element(CSS, f"#means .board tbody tr > :nth-child({n})").rect for n in (1, 2))
+    assert 100 < name["width"] <= 0.5 * 360
+    assert value["x"] + value["width"] < 360
 
 
 def test_without_scores_the_explorer_works_and_says_what_is_missing(browser, tmp_path):

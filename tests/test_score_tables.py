@@ -48,10 +48,15 @@ def test_a_table_of_the_organisers_four_columns_is_read_with_the_others_at_their
     assert read_scores(tmp_path / "official.csv") == [Score("q1", "a", "rougeL_f1", 0.25, "ok", "", "")]
 
 
-@pytest.mark.parametrize("content", ["", HEADER], ids=["empty", "header only"])
-def test_a_table_without_rows_holds_no_scores(tmp_path, content):
-    (tmp_path / "scores.csv").write_text(content)
+def test_a_table_without_rows_holds_no_scores(tmp_path):
+    (tmp_path / "scores.csv").write_text(HEADER)
     assert read_scores(tmp_path / "scores.csv") == []
+
+
+def test_an_empty_file_is_no_table(tmp_path):
+    (tmp_path / "scores.csv").touch()
+    with pytest.raises(WorkbookError, match="scores.csv:1: expected the columns query_id, run, measure, value"):
+        read_scores(tmp_path / "scores.csv")
 
 
 @pytest.mark.parametrize(

@@ -120,10 +120,10 @@ def test_a_grid_makes_a_system_of_every_combination():
     grid = {"passage_max_words": ["60", "220"], "prf": ["false", "true"]}
     found = load_variants(["default", "rule-minilm"], {"rrf_k": "30"}, grid)
     assert [(v.name, v.passage_max_words, v.prf, v.rrf_k) for v in found[:4]] == [
-        ("default+passage_max_words=60+prf=false", 60, False, 30),
-        ("default+passage_max_words=60+prf=true", 60, True, 30),
-        ("default+passage_max_words=220+prf=false", 220, False, 30),
-        ("default+passage_max_words=220+prf=true", 220, True, 30),
+        ("default+passage_max_words=60+prf=False", 60, False, 30),
+        ("default+passage_max_words=60+prf=True", 60, True, 30),
+        ("default+passage_max_words=220+prf=False", 220, False, 30),
+        ("default+passage_max_words=220+prf=True", 220, True, 30),
     ]
     assert len(found) == 8 and found[4].sentence_rerank
 
@@ -135,6 +135,9 @@ def test_a_grid_makes_a_system_of_every_combination():
         ({"passage_max_words": ["60", "many"]}, "must be a whole number, not 'many'"),
         ({"passage_max_words": ["60", "60"]}, "two systems are called 'default+passage_max_words=60'"),
         ({"chunker": ["a/b"]}, "must be one of rule, semantic, topic-shift"),
+        ({"description": ["a/b"]}, "cannot be the name of a folder"),
+        ({"temporal_boost": ["0.1", "0.10"]}, "two systems are called 'default+temporal_boost=0.1'; give each value once"),
+        ({"passage_max_words": ["many"]}, "--grid passage_max_words=many"),
     ],
 )
 def test_a_grid_of_anything_else_is_refused(grid, told):

@@ -46,11 +46,14 @@ function makeFilter(form) {
   const rows = [...table.tBodies[0].rows];
   const count = form.querySelector(".count");
   const apply = () => {
-    const { measure, differing } = form.elements;
+    const { measure, first, second, differing } = form.elements;
+    const chosen = [first.value, second.value].filter((run) => run !== "");
     let [shown, different] = [0, 0];
     for (const row of rows) {
       const differs = row.dataset.differs === "yes";
-      const within = measure.value === "" || row.dataset.measure === measure.value;
+      const runs = [row.dataset.first, row.dataset.second];
+      const ofMeasure = measure.value === "" || row.dataset.measure === measure.value;
+      const within = ofMeasure && chosen.every((run) => runs.includes(run));
       row.hidden = !within || (differing.checked && !differs);
       shown += within;
       different += within && differs;
