@@ -71,7 +71,8 @@ def _coverage(relevance: Sequence[float], similarity: np.ndarray, variant: Varia
 
 
 def scaled(values: Sequence[float]) -> np.ndarray:
-    """`values` mapped to [0, 1] by their least and largest; all 0 where they are equal."""
+    """`values` mapped to [0, 1] by their least and largest; all 0 where they are equal but for float noise."""
     data = np.asarray(values, float)
     width = np.ptp(data) if len(data) else 0.0
-    return (data - data.min()) / width if width else np.zeros_like(data)
+    noise = 1e-9 * max(1.0, np.abs(data).max(initial=0.0))
+    return (data - data.min()) / width if width > noise else np.zeros_like(data)

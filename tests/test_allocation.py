@@ -57,6 +57,7 @@ def test_equal_gains_keep_the_order_of_the_candidates():
 def test_values_are_scaled_to_the_unit_interval():
     assert scaled([2.0, 4.0, 3.0]).tolist() == [0.0, 1.0, 0.5]
     assert scaled([-7.0, -7.0]).tolist() == [0.0, 0.0]
+    assert scaled([0.3, 0.1 + 0.2]).tolist() == [0.0, 0.0]  # float noise is no difference
     assert scaled([]).tolist() == []
 
 
