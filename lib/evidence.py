@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lib import allocation
@@ -206,6 +207,7 @@ def overlap_score(terms: Sequence[str], sentence: str, passage_rank: int) -> flo
     return shared + 1 / (1 + passage_rank)
 
 
+@lru_cache(maxsize=1 << 13)
 def is_citable(sentence: str, at_end: bool = False) -> bool:
     """Whether a sentence can be shown as evidence: a whole statement of readable length, no boilerplate, not garbled.
 
@@ -219,10 +221,11 @@ def is_citable(sentence: str, at_end: bool = False) -> bool:
     return not (_BOILERPLATE.search(text) or _BIBLIOGRAPHIC.search(text) or _RUN_IN.search(text) or is_garbled(sentence))
 
 
+@lru_cache(maxsize=64)
 def body_length(text: str) -> int:
     """Number of characters before the list of references, if one begins in the second half; else all of them."""
-    starts = [m.start() for m in _REFERENCE_LIST.finditer(text) if m.start() > len(text) / 2]
-    return min(starts, default=len(text))
+    heading = _REFERENCE_LIST.search(text, len(text) // 2 + 1)
+    return heading.start() if heading else len(text)
 
 
 def is_garbled(sentence: str) -> bool:

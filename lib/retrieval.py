@@ -43,6 +43,7 @@ class BM25(BM25Okapi):
         self._blank = not any(corpus)
         super().__init__(corpus if corpus else [[]], k1=k1, b=b)
         self.size = len(corpus)
+        self._scores: dict[str, np.ndarray] = {}
 
     def _calc_idf(self, nd: dict[str, int]) -> None:
         for term, n in nd.items():
@@ -54,10 +55,15 @@ class BM25(BM25Okapi):
             raise TypeError("BM25 takes a list of query tokens, not a string")
         scores = np.zeros(self.size)
         if not self._blank:
-            with np.errstate(invalid="ignore"):  # 0 / 0 for a blank passage where k1 = 0 or b = 1
-                for term in query:
-                    scores += np.nan_to_num(super().get_scores([term]))
+            for term in query:
+                scores += self._of_term(term)
         return scores
+
+    def _of_term(self, term: str) -> np.ndarray:
+        if term not in self._scores:
+            with np.errstate(invalid="ignore"):  # 0 / 0 for a blank passage where k1 = 0 or b = 1
+                self._scores[term] = np.nan_to_num(super().get_scores([term]))
+        return self._scores[term]
 
 
 @dataclass
@@ -82,12 +88,19 @@ class Pool:
     documents: dict[str, Document]
     passages: list[Passage]
     tokens: list[list[str]]
+    _bm25: dict[tuple[float, float], BM25] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, query: Query, documents: Sequence[Document], passages: Sequence[Passage]) -> "Pool":
         by_id = {document.doc_id: document for document in documents}
         token_lists = [tokens(p.text(by_id[p.doc_id])) for p in passages]
         return cls(query, by_id, list(passages), token_lists)
+
+    def bm25(self, k1: float, b: float) -> BM25:
+        """The ranker over the passages, built once however many stages ask for it."""
+        if (k1, b) not in self._bm25:
+            self._bm25[k1, b] = BM25(self.tokens, k1, b)
+        return self._bm25[k1, b]
 
     def text(self, passage: Passage) -> str:
         return passage.text(self.documents[passage.doc_id])
@@ -198,7 +211,7 @@ def rank(pool: Pool, variant: Variant, degrees: dict[str, int], encoder: Encoder
     """
     if variant.retrieval == "none":
         return [Ranked(p, i, None) for i, p in enumerate(pool.passages, 1)]
-    bm25 = BM25(pool.tokens, variant.bm25_k1, variant.bm25_b)
+    bm25 = pool.bm25(variant.bm25_k1, variant.bm25_b)
     queries = {"original": tokens(pool.query.text)}
     if variant.retrieval == "multi-query":
         queries = query_variants(pool, variant, bm25)

@@ -18,6 +18,7 @@ point of a decimal number become letters and digits, and a citation mark changes
 stop before it.
 """
 
+import hashlib
 import re
 import textwrap
 import unicodedata
@@ -52,6 +53,9 @@ STOPWORDS = frozenset(
 )
 
 
+_REMEMBERED = 512  # texts, 10 MB of spans where they are whole papers
+
+
 class Span(NamedTuple):
     """Characters `start` to `end` of a document's text."""
 
@@ -59,12 +63,25 @@ class Span(NamedTuple):
     end: int
 
 
+_remembered: dict[bytes, list[Span]] = {}
+
+
 def sentences(text: str) -> list[Span]:
     """Sentence spans in order: `text[start:end]` is the sentence, without surrounding white space.
 
     Spans never overlap, and each holds a letter or a digit; text between them is white space or
-    ornament.
+    ornament. The spans of the last few hundred texts are remembered: a notebook asks several times.
     """
+    key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    spans = _remembered.get(key)
+    if spans is None:
+        spans = _remembered[key] = _split(text)
+        if len(_remembered) > _REMEMBERED:
+            _remembered.pop(next(iter(_remembered)), None)
+    return list(spans)
+
+
+def _split(text: str) -> list[Span]:
     spans = []
     for paragraph in syntok.segmenter.analyze(_masked(text)):
         for tokens_ in paragraph:
