@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import threading
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,9 +58,10 @@ def check_parameters(path: Path, given: dict[str, Any]) -> None:
             raise WorkbookError(f"{path}: parameter '{name}' must be {kind}, not {value!r}")
 
 
-def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
+def run(path: Path, output: Path, given: dict[str, Any], engine: str = "fresh") -> Failure | None:
     """Execute a notebook with parameters; returns None if it ran to its end.
 
+    The engine `fresh` starts a new kernel and `warm` forks one, see `lib.kernels`; what a notebook puts out is the same.
     The executed copy appears at `output` only on success; otherwise as `<name>.failed.ipynb` beside it.
     """
     check_parameters(path, given)
@@ -68,6 +69,7 @@ def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
     import papermill
     from nbclient.exceptions import DeadKernelError
 
+    engine_name = _engine_name(engine)
     failed = output.with_suffix(".failed.ipynb")
     running = output.with_name(f".{output.name}.running.ipynb")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,7 @@ def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
             str(path),
             str(running),
             parameters=given,
+            engine_name=engine_name,
             kernel_name="python3",
             progress_bar=False,
             cwd=str(paths.PROJECT),
@@ -92,19 +95,39 @@ def run(path: Path, output: Path, given: dict[str, Any]) -> Failure | None:
     return None
 
 
+def _engine_name(engine: str) -> str | None:
+    """The name by which papermill knows an engine; its own, which starts new kernels, has none."""
+    from papermill.engines import papermill_engines
+    from papermill.exceptions import PapermillException
+
+    name = None if engine == "fresh" else engine
+    try:
+        papermill_engines.get_engine(name)
+    except PapermillException:
+        raise WorkbookError(
+            f"no engine '{engine}'; known: fresh, and warm once this version of the project is installed (pip install -e .)"
+        ) from None
+    return name
+
+
 def code_key(path: Path) -> str:
     """SHA-256 of a notebook's code cells and of every module of `lib` that they import, directly or not.
 
     The explorer's page, which its module reads from `lib/assets`, counts as part of it.
     """
-    digest = hashlib.sha256()
-    modules: set[Path] = set()
-    for cell in _cells(path):
-        if cell["cell_type"] == "code":
-            source = "".join(cell["source"])
-            digest.update(source.encode() + b"\0")
-            modules |= _imports(source)
-    used = _closure(modules)
+    sources = ["".join(cell["source"]) for cell in _cells(path) if cell["cell_type"] == "code"]
+    return _key("\0".join([*sources, ""]), paths.code_state())
+
+
+def module_key(name: str) -> str:
+    """SHA-256 of a module of `lib` and of every module of `lib` that it imports, directly or not."""
+    return _key(f"import {name}", paths.code_state())
+
+
+@lru_cache(maxsize=256)
+def _key(source: str, _state: tuple) -> str:
+    digest = hashlib.sha256(source.encode())
+    used = _closure(_imports(source.replace("\0", "\n")))
     if paths.PROJECT / "lib" / "explorer.py" in used:
         used |= set((paths.PROJECT / "lib" / "assets").iterdir())
     for module in sorted(used):

@@ -63,11 +63,12 @@ def write_text(path: Path, text: str) -> Path:
 def append_line(path: Path, line: str) -> None:
     """Add a line to a log of whole lines; a torn line that a kill left at its end is taken off first."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    there = path.read_bytes() if path.exists() else b""
-    if there and not there.endswith(b"\n"):
-        with atomic(path, "wb") as file:
-            file.write(there[: there.rfind(b"\n") + 1])
-    with open(path, "ab") as file:
+    with open(path, "ab+") as file:
+        size = file.tell()
+        file.seek(max(size - 1, 0))
+        if size and file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
         file.write(line.encode() + b"\n")
 
 
@@ -112,6 +113,12 @@ def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def code_state() -> tuple[tuple[str, int, int], ...]:
+    """Path, time of change and size of every file of `lib`: as long as it is the same, so is the code."""
+    files = sorted(path for path in (PROJECT / "lib").rglob("*") if path.suffix in (".py", ".js", ".css", ".html"))
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path in files for stat in [path.stat()])
 
 
 def _rounded(value: Any) -> Any:
