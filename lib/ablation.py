@@ -85,4 +85,5 @@ def candidates_table(documents: Sequence[Document], degrees: dict[str, int], rel
         }
         for d in documents
     ]
-    return pd.DataFrame(rows).set_index("doc_id")
+    columns = ["doc_id", "title", "text", "words", "date", "degree", "relevant"]
+    return pd.DataFrame(rows, columns=columns).set_index("doc_id")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
-from lib import batch, generation, paths, prompting
+from lib import batch, generation, paths, prompting, shards
 from lib.evidence import EvidenceSet
 from lib.generation import Sentence
 from lib.ledger import Ledger, Prices
@@ -81,7 +81,7 @@ def _replies(requests: dict[str, Request], profile: Profile, run: Path, budget: 
     if profile.generator == "openai-batch":
         found = batch.replies(run / batch.RESULTS, list(requests.values()), profile.service.structured)
         return {query_id: found[request.request_id] for query_id, request in requests.items()}
-    ledger = Ledger(run.parents[1] / "ledger.jsonl", Prices(), budget or None)
+    ledger = Ledger(shards.whole(run.parents[1]) / "ledger.jsonl", Prices(), budget or None)
     counts = {"failed": 0}
     with tqdm(total=len(requests), desc="answers", unit=" queries", leave=False) as bar:
 
@@ -149,11 +149,10 @@ def write_replies(run: Path, queries: list[Query], draws: list[list[Answer]], pr
         (run / "replies.jsonl").unlink(missing_ok=True)
     pending = [
         query.query_id
-        for answers in draws
-        for query, answer in zip(queries, answers, strict=True)
-        if answer.reply and answer.reply.status in UNANSWERED
+        for query, *answers in zip(queries, *draws, strict=True)
+        if any(answer.reply and answer.reply.status in UNANSWERED for answer in answers)
     ]
     if pending:
-        paths.write_text(run / "pending.json", paths.to_json(list(dict.fromkeys(pending))) + "\n")
+        paths.write_text(run / "pending.json", paths.to_json(pending) + "\n")
     else:
         (run / "pending.json").unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lib import batch, paths, preparing, prompting, readers, steps, trec
+from lib import batch, paths, preparing, prompting, readers, shards, steps, trec
 from lib.answering import run_requests
 from lib.errors import WorkbookError
 from lib.llm import Client
@@ -27,7 +27,8 @@ def step(sweep: Path, name: str) -> int:
         manifest = batch.build(folder, profile.service, sweep_requests(sweep, profile))
     elif name == "collect":
         manifest, left = batch.collect(folder, Client(profile.service))
-        batch.distribute(folder, sweep / "runs")
+        shard_of = {q.query_id: part / "runs" for part in shards.existing(sweep) for q in Slice(part / "slice").queries}
+        batch.distribute(folder, lambda query_id: shard_of.get(query_id, sweep / "runs"))
     else:
         manifest = {"submit": batch.submit, "status": batch.status}[name](folder, Client(profile.service))
     for part in manifest["parts"]:

@@ -213,11 +213,15 @@ def _reply(row: dict[str, Any] | None, request: Request, structured: str) -> Rep
     return checked(read_completion(row["response"]["body"], ANSWER_SCHEMA, structured), request)
 
 
-def distribute(folder: Path, runs: Path) -> list[str]:
-    """Give each run its lines of `results.jsonl`, as `runs/<run>/batch_results.jsonl`; returns the runs."""
-    by_run: dict[str, list[dict[str, Any]]] = {}
+def distribute(folder: Path, home: Callable[[str], Path]) -> list[str]:
+    """Give each run its lines of `results.jsonl`, as `<home>/<run>/batch_results.jsonl`; returns the runs.
+
+    `home(query_id)` is the folder with the runs that answer a query.
+    """
+    by_run: dict[Path, list[dict[str, Any]]] = {}
     for row in _results(folder / "results.jsonl"):
-        by_run.setdefault(row["custom_id"].split("|", 1)[0], []).append(row)
-    for name, rows in by_run.items():
-        paths.write_jsonl(runs / name / RESULTS, rows)
-    return sorted(by_run)
+        run, _, query_id = row["custom_id"].partition("|")
+        by_run.setdefault(home(query_id) / run, []).append(row)
+    for run_folder, rows in by_run.items():
+        paths.write_jsonl(run_folder / RESULTS, rows)
+    return sorted({run_folder.name for run_folder in by_run})

@@ -32,6 +32,11 @@ class BertScorer:
         self.cache = cache or VectorCache()
         self.truncated = 0
 
+    @property
+    def fingerprint(self) -> str:
+        """What identifies the model's weights."""
+        return fingerprint(self.spec)
+
     def check(self) -> None:
         """Raise WorkbookError if the model, its layer or its baseline is not there; nothing is loaded."""
         locate(self.spec)

@@ -1,14 +1,15 @@
 """`Document` -> `Passage`s: three chunkers over the same sentences (paper, section 3.2)."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lib import paths
 from lib.encoders import Encoder, cosine
-from lib.slices import Document
+from lib.slices import Document, Slice
 from lib.text import Span, sentences
 from lib.variants import Variant
 
@@ -146,7 +147,17 @@ def passages_line(doc_id: str, passages: list[Passage]) -> str:
     return paths.to_json({"doc_id": doc_id, "passages": [p.sentences for p in passages]}) + "\n"
 
 
-def length_statistics(lengths: list[int]) -> dict[str, float]:
+def about(slice_: Slice, chunker: str, encoder: str | None, lengths: Sequence[int]) -> dict[str, Any]:
+    """The content of `chunks.json`: what the chunks were made from and how long they are, in words."""
+    return {"chunker": chunker, **origin(slice_, encoder), **length_statistics(lengths)}
+
+
+def origin(slice_: Slice, encoder: str | None) -> dict[str, Any]:
+    """Which documents and which encoder, if any, chunks were made from."""
+    return {"documents_sha256": paths.sha256(slice_.folder / "documents.jsonl"), "encoder": encoder}
+
+
+def length_statistics(lengths: Sequence[int]) -> dict[str, float]:
     """Number of chunks and their length in words: mean, and the 5th, 50th and 95th percentile."""
     low, middle, high = np.percentile(lengths, [5, 50, 95]) if lengths else (0.0, 0.0, 0.0)
     mean = float(np.mean(lengths)) if lengths else 0.0
@@ -174,4 +185,4 @@ class PassageFile:
         with open(self._path, "rb") as file:
             file.seek(self._offsets[doc_id])
             spans = json.loads(file.readline())["passages"]
-        return [_passage(doc_id, i, [Span(*span) for span in passage]) for i, passage in enumerate(spans)]
+        return [_passage(doc_id, i, [Span._make(span) for span in passage]) for i, passage in enumerate(spans)]

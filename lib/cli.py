@@ -1,8 +1,7 @@
-"""The command line: `workbook sweep | score | report | audit | validate | bundle | batch`."""
+"""The command line: `workbook sweep | slice | score | report | audit | validate | bundle | batch`."""
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -51,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     bundle.add_argument("--out", type=Path, required=True, help="a new folder")
     bundle.set_defaults(command=_bundle)
     _add_batch(commands)
+    _add_slice(commands)
     return parser
 
 
@@ -63,7 +63,12 @@ def _add_sweep(commands) -> None:
     sweep.add_argument("--slice", default="sample", help="'sample', a folder, or an ir_datasets_longeval id")
     sweep.add_argument("--variants", default="all", help="'all', or names or YAML files separated by commas")
     sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
-    sweep.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="notebooks at a time (default: all cores)")
+    sweep.add_argument("--jobs", type=int, help="notebooks at a time (default: all cores, or those of the cluster)")
+    engine = "warm" if sys.platform == "linux" else "fresh"  # only Linux ends a forked kernel with its parent
+    help_ = f"kernels forked from one that has imported everything, or new ones (default: {engine})"
+    sweep.add_argument("--engine", choices=["warm", "fresh"], default=engine, help=help_)
+    sweep.add_argument("--shard-size", type=int, default=0, metavar="N", help="split the slice into shards of N queries")
+    sweep.add_argument("--cluster", metavar="ADDRESS", help="a Dask scheduler, tcp://HOST:PORT, to run the tasks")
     sweep.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="override parameters of every system")
     sweep.add_argument("--grid", nargs="+", default=[], metavar="KEY=V1,V2", help="a system for every value, by commas")
     sweep.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost; send nothing")
@@ -135,6 +140,19 @@ def _add_batch(commands) -> None:
     apply_.set_defaults(command=_batch_apply)
 
 
+def _add_slice(commands) -> None:
+    slice_ = commands.add_parser(
+        "slice",
+        help="pull the candidate documents of some queries out of a snapshot of any size",
+        epilog="example: workbook slice --from data/snapshot --queries data/queries.jsonl --out data/slice",
+    )
+    slice_.add_argument("--from", dest="snapshot", type=Path, required=True, help="a folder of JSONL files, plain or .gz")
+    slice_.add_argument("--queries", type=Path, required=True, help="a file; gold data and citations beside it are copied")
+    slice_.add_argument("--out", type=Path, required=True, help="the slice folder to write, new or empty")
+    slice_.add_argument("--jobs", type=int, help="processes (default: all cores)")
+    slice_.set_defaults(command=_slice)
+
+
 def _batch(args: argparse.Namespace) -> int:
     from lib import applying
 
@@ -148,9 +166,10 @@ def _batch_apply(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from lib import summary, sweep, variants
+    from lib import cluster, summary, sweep, tasks, variants
 
-    jobs = sweep.check_jobs(args.jobs)
+    jobs = sweep.check_number(args.jobs, "--jobs") if args.jobs is not None else None
+    size = sweep.check_number(args.shard_size, "--shard-size", 0)
     systems = variants.load_variants(
         [n for n in args.variants.split(",") if n], _pairs(args.set, "--set"), _grid(args.grid)
     )
@@ -159,19 +178,23 @@ def _sweep(args: argparse.Namespace) -> int:
     profile = variants.load_profile(args.profile)
     sweep.check_models(systems, profile, args.score)
     spec = _absolute(args.slice)
-    preparing.check(spec)
+    n_queries = preparing.check(spec)
     out = (args.out or Path("outputs") / Path(args.slice).name).resolve()
+    plan = tasks.Plan(
+        out, spec, systems, profile, args.budget, args.fallback, args.score and not args.dry_run, size, n_queries
+    )
+    todo = tasks.tasks(plan)
+    if args.dry_run:
+        todo = [task for task in todo if not task.name.startswith(tasks.ANSWERS)]
     existed = out.exists()
-    sweep.prepare_folder(out, systems, profile)
     try:
-        todo = sweep.tasks(out, spec, systems, profile, args.budget, args.fallback, args.score and not args.dry_run)
-        if args.dry_run:
-            todo = [task for task in todo if not task.name.startswith(sweep.GENERATE)]
-        outcome = summary.run_with_progress(out, todo, jobs)
+        sweep.prepare_folder(plan)
+        with cluster.workers(args.cluster, out, jobs) as workers:
+            outcome = summary.run_with_progress(out, todo, workers, args.engine)
     except BaseException:
         sweep.remove_new(out, existed)
         raise
-    prepared = outcome.failed.get(sweep.PREPARE)
+    prepared = outcome.failed.get(tasks.PREPARE)
     if prepared and prepared.error == WorkbookError.__name__:
         sweep.remove_new(out, existed)
         raise WorkbookError(prepared.message)
@@ -244,6 +267,14 @@ def _bundle(args: argparse.Namespace) -> int:
     from lib import trec
 
     print(trec.bundle(args.run, args.out))
+    return 0
+
+
+def _slice(args: argparse.Namespace) -> int:
+    from lib import snapshot
+
+    jobs = snapshot.CORES if args.jobs is None else args.jobs
+    print(snapshot.summary(snapshot.extract(args.snapshot, args.queries, args.out, jobs)))
     return 0
 
 

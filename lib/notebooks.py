@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import threading
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,8 +153,13 @@ def _closure(modules: set[Path]) -> set[Path]:
     return reached
 
 
-@cache
 def _module_imports(module: Path) -> frozenset[Path]:
+    stat = module.stat()
+    return _imports_of(module, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1 << 10)
+def _imports_of(module: Path, *_: int) -> frozenset[Path]:
     return frozenset(_imports(module.read_text(encoding="utf-8")))
 
 

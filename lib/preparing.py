@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from lib import paths, readers
 from lib.errors import WorkbookError
 from lib.readers import Record
-from lib.slices import Document, Query, Report, Slice
+from lib.slices import Document, Query, Report, Slice, write_documents
 
 EXTRAS = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers.jsonl", "metadata.json")
 TEXT_SOURCES = ("fullText", "abstract", "title", "none")
@@ -114,7 +114,7 @@ def prepare(spec: str, folder: Path, strict: bool = False, documents: bool = Tru
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "slice.json").unlink(missing_ok=True)
         order = [doc_id for doc_id in wanted if doc_id in kept]
-        _write_documents(folder, order, kept, side)
+        write_documents(folder, _lines(order, kept, side))
     _write(source, queries, kept, degrees, folder, report)
     return report
 
@@ -133,12 +133,16 @@ def opened(spec: str) -> Iterator[Slice]:
             raise WorkbookError(str(error).replace(name, str(paths.SAMPLE if spec == "sample" else spec))) from None
 
 
-def check(spec: str) -> None:
-    """Raise WorkbookError if the source cannot be opened or its queries cannot be read; documents are not looked at."""
+def check(spec: str) -> int:
+    """The number of queries of a source; documents are not looked at.
+
+    Raises WorkbookError if the source cannot be opened or its queries cannot be read.
+    """
     source, problems = open_source(spec)
-    read_queries(source, problems.append)
+    queries = read_queries(source, problems.append)
     if source.documents is None:
         raise WorkbookError(f"{source.folder}: no 'documents' folder or file; give {readers.ACCEPTED}")
+    return len(queries)
 
 
 def source_files(spec: str) -> list[Path]:
@@ -297,11 +301,7 @@ def _write(source: Source, queries: list[Query], kept: dict, degrees: dict[str, 
     paths.write_text(folder / "slice.json", paths.to_json(report.__dict__) + "\n")
 
 
-def _write_documents(folder: Path, order: list[str], kept: dict, side: BinaryIO) -> None:
-    index = {}
-    with paths.atomic(folder / "documents.jsonl", "wb") as out:
-        for doc_id in order:
-            side.seek(kept[doc_id][0])
-            index[doc_id] = [out.tell(), kept[doc_id][1]]
-            out.write(side.read(kept[doc_id][1]))
-    paths.write_text(folder / "documents.index.json", json.dumps(index) + "\n")
+def _lines(order: list[str], kept: dict, side: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    for doc_id in order:
+        side.seek(kept[doc_id][0])
+        yield doc_id, side.read(kept[doc_id][1])

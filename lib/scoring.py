@@ -1,5 +1,6 @@
 """A folder of runs and a slice's gold data -> `primary.csv` and `supplementary.csv`: both protocols, whole."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lib.replies import UNANSWERED
 from lib.runs import Response, Runs, pool_label, read_run, read_runs
 from lib.score_tables import MAIN, Mean, Score, by_run, leaderboard, main_measures, read_scores, write_scores
 from lib.slices import Slice
-from lib.variants import Profile
+from lib.variants import Profile, load_profile
 
 PRIMARY, SUPPLEMENTARY = "primary.csv", "supplementary.csv"
 REFERENCES, GRADES = "reference_answers.jsonl", "nugget_grades.jsonl"
@@ -43,14 +44,13 @@ def score_primary(
     """Write `primary.csv`, `nugget_bank.jsonl` and `primary.json`, which says what was computed by what."""
     scorer = _bert_scorer(profile)
     scorer.check()
-    lemmatizer, gold = primary.Lemmatizer(), slice_.gold_answers()
+    lemmatizer = primary.Lemmatizer()
     grader = _grader(profile, out, budget)
     bank, preferences = graders.bank_of(slice_, runs, grader, frozen)
     grades = grader.grade(runs, slice_.queries, bank)
+    own, texts_cut = _own_scores(slice_, runs, out, scorer)
     scores = [
-        *primary.rouge_scores(runs, gold),
-        *primary.bert_scores(runs, gold, scorer),
-        *primary.citation_scores(runs, slice_.qrels()),
+        *own,
         *primary.tfc1_scores(runs, slice_.queries, lemmatizer),
         *nuggets.nugget_scores(runs, bank, grades, grader.name, grader.model),
     ]
@@ -61,7 +61,7 @@ def score_primary(
         "pool": pool_label(runs),
         "queries": len(slice_.queries),
         "lemmatizer": lemmatizer.label,
-        "bertscore": {"model": scorer.label, "layer": scorer.layer, "texts_cut": scorer.truncated},
+        "bertscore": {"model": scorer.label, "layer": scorer.layer, "texts_cut": texts_cut},
         "nuggets": {
             "source": bank.source,
             "version": bank.version,
@@ -74,6 +74,58 @@ def score_primary(
     write_scores(out / PRIMARY, scores)
     _write_pending(out / "05_evaluate_primary.pending.json", scores)
     return scores
+
+
+def score_run(sweep: str, run: str, profile: str) -> None:
+    """Write `scores/runs/<run>.csv`: the primary measures of a sweep's run that depend on no other run.
+
+    They are ROUGE-L, BERTScore and the documents cited; `<run>.json` beside it says what they were made from.
+    """
+    slice_, out = Slice(Path(sweep, "slice")), Path(sweep, "scores")
+    scorer = _bert_scorer(load_profile(profile))
+    answers = {run: read_run(Path(sweep, "runs", run, "responses.jsonl"), slice_.queries)}
+    scores = _measure(slice_, answers, scorer)
+    write_scores(out / "runs" / f"{run}.csv", scores)
+    about = {"of": _origin(slice_, answers[run], scorer), "texts_cut": scorer.truncated}
+    paths.write_text(out / "runs" / f"{run}.json", json.dumps(about) + "\n")
+
+
+def _own_scores(slice_: Slice, runs: Runs, out: Path, scorer: BertScorer) -> tuple[list[Score], int]:
+    """What `score_run` computes, of all runs, measure by measure; and how many texts were cut.
+
+    What a run's own file holds is read, if it was made from these answers; the rest is computed together.
+    """
+    found: list[Score] = []
+    rest, cut = dict(runs), 0
+    for run, answers in runs.items():
+        about = out / "runs" / f"{run}.json"
+        if about.exists() and (noted := json.loads(about.read_text()))["of"] == _origin(slice_, answers, scorer):
+            found += read_scores(out / "runs" / f"{run}.csv")
+            cut += noted["texts_cut"]
+            del rest[run]
+    found += _measure(slice_, rest, scorer) if rest else []
+    place = {name: number for number, name in enumerate(runs)}
+    families = ("rougeL_f1", "rougeL_f1[unicode words]", f"bertscore_f1[{scorer.label}]")
+    # Stable: within a family and a run, queries and measures stay as they are.
+    family_of = {name: number for number, name in enumerate(families)}
+    found.sort(key=lambda score: (family_of.get(score.measure, len(families)), place[score.run]))
+    return found, cut + scorer.truncated
+
+
+def _measure(slice_: Slice, runs: Runs, scorer: BertScorer) -> list[Score]:
+    gold = slice_.gold_answers()
+    return [
+        *primary.rouge_scores(runs, gold),
+        *primary.bert_scores(runs, gold, scorer),
+        *primary.citation_scores(runs, slice_.qrels()),
+    ]
+
+
+def _origin(slice_: Slice, answers: dict[str, Response], scorer: BertScorer) -> str:
+    """A hash of all that a run's own scores depend on."""
+    gold, qrels = slice_.gold_answers(), {query_id: sorted(ids) for query_id, ids in slice_.qrels().items()}
+    given = [answers, gold, qrels, scorer.label, scorer.layer, scorer.fingerprint]
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
 
 
 def _comparisons(found: list[graders.Preferences]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -85,13 +85,20 @@ class Slice:
 
     def documents(self, query: Query) -> list[Document]:
         """The query's documents in candidate order; those that are absent from the source are left out."""
-        return [self.document(doc_id) for doc_id in query.doc_ids if doc_id in self._index]
+        return [self.document(doc_id) for doc_id in query.doc_ids if self.has(doc_id)]
+
+    def has(self, doc_id: str) -> bool:
+        return doc_id in self._index
 
     def document(self, doc_id: str) -> Document:
+        return Document(**json.loads(self.line(doc_id)))
+
+    def line(self, doc_id: str) -> bytes:
+        """A document's line of `documents.jsonl`, as it stands."""
         offset, length = self._index[doc_id]
         with open(self.folder / "documents.jsonl", "rb") as file:
             file.seek(offset)
-            return Document(**json.loads(file.read(length)))
+            return file.read(length)
 
     def all_documents(self) -> Iterator[Document]:
         """Every distinct document once, streaming, in order of first need."""
@@ -106,6 +113,16 @@ class Slice:
         """query_id -> ids of its relevant documents, for the judged queries only."""
         path = self.folder / "qrels.txt"
         return read_qrels(path) if path.exists() else {}
+
+
+def write_documents(folder: Path, lines: Iterable[tuple[str, bytes]]) -> None:
+    """Write `documents.jsonl` from (doc_id, line), and `documents.index.json` with offset and length of each line."""
+    index = {}
+    with paths.atomic(folder / "documents.jsonl", "wb") as out:
+        for doc_id, line in lines:
+            index[doc_id] = [out.tell(), len(line)]
+            out.write(line)
+    paths.write_text(folder / "documents.index.json", json.dumps(index) + "\n")
 
 
 def read_gold_answers(path: Path) -> dict[str, str]:

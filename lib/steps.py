@@ -67,7 +67,7 @@ def chunk_slice(
                 files[name].write(chunking.passages_line(document.doc_id, passages))
                 lengths[name] += [len(p.text(document).split()) for p in passages]
     for name, variant in chunkers.items():
-        about = {"chunker": name, **_origin(slice_, variant, encoder), **chunking.length_statistics(lengths[name])}
+        about = chunking.about(slice_, name, _label(variant, encoder), lengths[name])
         paths.write_text(folders[name] / "chunks.json", paths.to_json(about) + "\n")
     return folders
 
@@ -76,15 +76,14 @@ def need_chunks(sweep: Path, slice_: Slice, variant: Variant, encoder: Encoder) 
     """A variant's chunks, made first if they are not there or were made from other documents or another encoder."""
     folder = sweep / "chunks" / chunking.chunker_id(variant)
     about = folder / "chunks.json"
-    origin = _origin(slice_, variant, encoder)
+    origin = chunking.origin(slice_, _label(variant, encoder))
     if not about.exists() or not origin.items() <= yaml.safe_load(about.read_text(encoding="utf-8")).items():
         chunk_slice(sweep, slice_, [variant], encoder)
     return chunking.PassageFile(folder / "passages.jsonl")
 
 
-def _origin(slice_: Slice, variant: Variant, encoder: Encoder) -> dict[str, Any]:
-    label = encoder.label if chunking.needs_vectors(variant) else None
-    return {"documents_sha256": paths.sha256(slice_.folder / "documents.jsonl"), "encoder": label}
+def _label(variant: Variant, encoder: Encoder) -> str | None:
+    return encoder.label if chunking.needs_vectors(variant) else None
 
 
 def pool_of(sweep: Path, slice_: Slice, query: Query, variant: Variant, models: Models, chunks=None) -> Pool:

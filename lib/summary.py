@@ -15,17 +15,18 @@ from lib.llm import Client
 from lib.measures.primary import cited_documents, cited_precision
 from lib.notebooks import Failure
 from lib.slices import Slice
-from lib.sweep import Outcome, Task
+from lib.sweep import Outcome, Workers
+from lib.tasks import COMPARE, PREPARE, Task
 from lib.text import words
 from lib.variants import Profile, Variant
 
 SUMMARY, FIGURE = (comparing.RESULTS / name for name in ("summary.csv", "summary.png"))
 
 
-def run_with_progress(out: Path, todo: list[Task], jobs: int) -> Outcome:
-    """`sweep.run` under a progress bar that names the notebooks at work; failures are printed as they come."""
+def run_with_progress(out: Path, todo: list[Task], workers: Workers, engine: str) -> Outcome:
+    """`sweep.run` under a progress bar that names the tasks at work; failures are printed as they come."""
     working: list[str] = []
-    with tqdm(total=len(todo), unit=" notebooks", desc="sweep", file=sys.stderr) as bar:
+    with tqdm(total=len(todo), unit=" tasks", desc="sweep", file=sys.stderr) as bar:
 
         def tell(event: str, task: Task, failure: Failure | None) -> None:
             if event == "start":
@@ -33,11 +34,11 @@ def run_with_progress(out: Path, todo: list[Task], jobs: int) -> Outcome:
             else:
                 working[:] = [name for name in working if name != task.name]
                 bar.update(1)
-            if failure and not (task.name == sweep.PREPARE and failure.error == WorkbookError.__name__):
+            if failure and not (task.name == PREPARE and failure.error == WorkbookError.__name__):
                 bar.write(f"FAILED {task.name}: {failure}", file=sys.stderr)
             bar.set_postfix_str(", ".join(working))
 
-        return sweep.run(out, todo, jobs, tell)
+        return sweep.run(out, todo, workers, tell, engine)
 
 
 def estimate(out: Path, systems: list[Variant], profile: Profile) -> None:
@@ -71,19 +72,20 @@ def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile
         print(_line(row))
     if rows and (outcome.ran or not (out / FIGURE).exists()):
         _write(out, rows)
-    compared = sweep.COMPARE in {*outcome.ran, *outcome.unchanged}
+    compared = COMPARE in {*outcome.ran, *outcome.unchanged}
     if compared:
         print(f"\n{scoring.summary(comparing.sweep_scores(out))}\n")
     else:
         _remove_comparison(out)
-    done = f"{len(outcome.ran)} notebooks run, {len(outcome.unchanged)} unchanged"
+    done = f"{len(outcome.ran)} tasks run, {len(outcome.unchanged)} unchanged"
     bad = f", {len(outcome.failed)} failed, {len(outcome.skipped)} not run for want of them" if outcome.failed else ""
     if outcome.skipped and not outcome.failed:
         print(f"answers are not complete, so not scored yet: {', '.join(outcome.skipped)}")
     print(f"{done}{bad} in {outcome.seconds:.0f} s")
     for name, failure in outcome.failed.items():
         print(f"  failed: {name}: {failure}")
-        print(f"          see {out / 'notebooks' / f'{name}.failed.ipynb'}")
+        if (copy := out / "notebooks" / f"{name}.failed.ipynb").exists():
+            print(f"          see {copy}")
     if profile.generator == "openai" and (out / "ledger.jsonl").exists():
         print(f"{profile.service.model}: ${Ledger(out / 'ledger.jsonl', Prices()).spent:.4f} spent so far in this sweep")
     if profile.generator == "openai-batch" and any((out / "runs" / v.name / "pending.json").exists() for v in systems):

@@ -1,61 +1,33 @@
-"""A sweep: every notebook for every system, as many at a time as there are jobs, and only what is needed.
+"""A sweep: every task of every system, as many at a time as there are jobs, and only what is needed.
 
-A task is one run of one notebook. Its key is a hash of all that it depends on: the notebook's code
-and the modules it imports, its parameters, the content of its input files and the locked versions
-of the packages. A task is done when its marker, written last, holds that key and the hashes of
-files that are still there; everything else is run again. Inputs are known by content, so a step
-that comes out the same leaves what follows alone.
+A task's key is a hash of all that it depends on: the code of its notebook or function and the modules
+that are imported, its parameters, the content of its input files and the locked versions of the
+packages. A task is done when its marker, written last, holds that key and the hashes of files that are
+still there; everything else is run again. Inputs are known by content, so a step that comes out the
+same leaves what follows alone.
 """
 
-import hashlib
 import json
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from lib import batch, chunking, comparing, notebooks, paths, preparing, scoring
+from lib import chunking, notebooks, paths, shards
 from lib.errors import StopEverything, WorkbookError
 from lib.models import locate
 from lib.notebooks import Failure
+from lib.tasks import Plan, Task, content, key_of
 from lib.variants import Profile, Variant
 
-PREPARE, CHUNK = "01_prepare_data", "02_study_chunking"
-RETRIEVE, GENERATE = "03_ablate_retrieval", "04_generate_answers"
-EVALUATE_PRIMARY, EVALUATE_SUPPLEMENTARY = "05_evaluate_primary", "06_evaluate_supplementary"
-COMPARE = "07_compare_systems"
-JUDGE_PROMPTS = ("prefer", "mine", "grade", "judge", "reference")
-GOLD = ("gold_answers.jsonl", "qrels.txt", "nuggets.jsonl", "reference_answers.jsonl")
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run of one notebook: its parameters, the tasks before it, and the files it reads and writes.
-
-    An input that is not there counts as such; `settings` are what it depends on that is no file.
-    Of the tasks with `service`, which ask a model service, one runs at a time: their requests run side by
-    side already. A task whose `pending` file is there when it ends has left queries to be asked again,
-    and is never taken for done. One whose `blockers` are there when its turn comes is put off.
-    """
-
-    name: str
-    parameters: dict[str, Any]
-    after: tuple[str, ...] = ()
-    inputs: tuple[Path, ...] = ()
-    outputs: tuple[Path, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    service: bool = False
-    pending: Path | None = None
-    blockers: tuple[Path, ...] = ()
-
-    @property
-    def notebook(self) -> Path:
-        return paths.NOTEBOOKS / f"{self.name.split('.')[0]}.ipynb"
+Tell = Callable[[str, Task, Failure | None], None]
 
 
 @dataclass
@@ -69,14 +41,14 @@ class Outcome:
     seconds: float = 0.0
 
 
-def prepare_folder(out: Path, variants: list[Variant], profile: Profile) -> None:
+def prepare_folder(plan: Plan) -> None:
     """Write the resolved systems and profile of a sweep, `variants/*.yaml` and `profile.yaml`."""
-    for variant in variants:
-        _write_yaml(out / "variants" / f"{variant.name}.yaml", asdict(variant))
-    for path in (out / "variants").glob("*.yaml"):
-        if path.stem not in {variant.name for variant in variants}:
-            path.unlink()
-    _write_yaml(out / "profile.yaml", asdict(profile))
+    for variant in plan.variants:
+        _write_yaml(plan.variant_files[variant.name], asdict(variant))
+    for path in set((plan.out / "variants").glob("*.yaml")) - set(plan.variant_files.values()):
+        path.unlink()
+    _write_yaml(plan.out / "profile.yaml", asdict(plan.profile))
+    shards.remove(plan.out, keep=plan.parts.values())
 
 
 def check_models(variants: list[Variant], profile: Profile, score: bool = True) -> None:
@@ -89,192 +61,129 @@ def check_models(variants: list[Variant], profile: Profile, score: bool = True) 
         locate(profile.bertscore or profile.encoder)
 
 
-def tasks(
-    out: Path,
-    spec: str,
-    variants: list[Variant],
-    profile: Profile,
-    budget: float = 0.0,
-    fallback: str = "",
-    score: bool = True,
-) -> list[Task]:
-    """The tasks of a sweep, each after those that it depends on.
+class _Queue:
+    """The tasks that have not begun; one may be taken when all before it are done, in the order of the list."""
 
-    `budget` (dollars, 0 for none) holds for all that asks a model; `fallback` is 04's; `score` says
-    whether the runs are evaluated too.
-    """
-    slice_files = tuple(out / "slice" / n for n in ("documents.jsonl", "queries.jsonl", "citation_degrees.json"))
-    variant_files = {v.name: out / "variants" / f"{v.name}.yaml" for v in variants}
-    chunks = {v.name: out / "chunks" / chunking.chunker_id(v) / "passages.jsonl" for v in variants if v.reads_text}
-    models = {"encoder": asdict(profile.encoder), "sentence_reranker": asdict(profile.sentence_reranker)}
-    common = {"sweep_dir": str(out), "profile": str(out / "profile.yaml")}
-    prepare = Task(
-        PREPARE,
-        {"sweep_dir": str(out), "slice_source": spec},
-        inputs=tuple(preparing.source_files(spec)),
-        outputs=slice_files,
-    )
-    chunk = Task(
-        CHUNK,
-        {**common, "variants": str(out / "variants")},
-        after=(PREPARE,),
-        inputs=(*slice_files, *variant_files.values()),
-        outputs=tuple(dict.fromkeys(chunks.values())),
-        settings=models,
-    )
-    made = [prepare, chunk]
-    for variant in variants:
-        run = out / "runs" / variant.name
-        retrieve = Task(
-            f"{RETRIEVE}.{variant.name}",
-            {**common, "variant": str(variant_files[variant.name])},
-            after=(CHUNK,),
-            inputs=(*slice_files, out / "slice" / "qrels.txt", variant_files[variant.name], *chunks_of(variant, chunks)),
-            outputs=(run / "evidence.jsonl",),
-            settings=models,
-        )
-        made += [retrieve, _answer_task(retrieve, out, variant, profile, budget, fallback)]
-    if not score:
-        return made
-    evaluations = _evaluations(made, out, variants, profile, budget)
-    return [*made, *evaluations, _comparison(evaluations, out, variant_files, profile.repeat)]
+    def __init__(self, todo: list[Task]):
+        self._place = {task.name: number for number, task in enumerate(todo)}
+        self._waiting = {task.name: task for task in todo}
+        self._missing = {task.name: set(task.after) & self._place.keys() for task in todo}
+        self._followers: dict[str, list[Task]] = defaultdict(list)
+        for task in todo:
+            for name in self._missing[task.name]:
+                self._followers[name].append(task)
+        self._ready: dict[bool, list[int]] = {False: [], True: []}  # heaps of places, of those that ask a service apart
+        self._todo = todo
+        for task in todo:
+            if not self._missing[task.name]:
+                heappush(self._ready[task.service], self._place[task.name])
 
+    def take(self, busy: bool) -> Task | None:
+        """The next task that may start; none that asks a service while that is `busy`."""
+        heaps = [heap for service, heap in self._ready.items() if heap and not (busy and service)]
+        if not heaps:
+            return None
+        return self._waiting.pop(self._todo[heappop(min(heaps))].name)
 
-def _evaluations(made: list[Task], out: Path, variants: list[Variant], profile: Profile, budget: float) -> list[Task]:
-    """The tasks that score all runs together; of those that ask a service, one runs at a time."""
-    given = {
-        "sweep_dir": str(out),
-        "profile": str(out / "profile.yaml"),
-        "variants": str(out / "variants"),
-        "budget": budget,
-    }
-    runs = [out / "runs" / variant.name for variant in variants]
-    gold = tuple(out / "slice" / name for name in ("queries.jsonl", "documents.jsonl", *GOLD))
-    prompts = tuple(paths.PARAMS / "prompts" / f"{name}.txt" for name in JUDGE_PROMPTS)
-    names = {EVALUATE_PRIMARY: scoring.PRIMARY_FILES, EVALUATE_SUPPLEMENTARY: scoring.SUPPLEMENTARY_FILES}
-    return [
-        Task(
-            name,
-            given,
-            after=tuple(task.name for task in made),
-            inputs=(*gold, *prompts, *(run / file for run in runs for file in ("responses.jsonl", "provenance.jsonl"))),
-            outputs=tuple(out / "scores" / file for file in files),
-            settings={"profile": asdict(profile), "runs": [variant.name for variant in variants]},
-            service=profile.judge == "openai" or profile.generator != "extractive",
-            pending=out / "scores" / f"{name}.pending.json",
-            blockers=tuple(run / "pending.json" for run in runs),
-        )
-        for name, files in names.items()
-    ]
+    def done(self, task: Task) -> None:
+        """Let those start that waited for this task alone."""
+        for follower in self._followers[task.name]:
+            self._missing[follower.name].discard(task.name)
+            if not self._missing[follower.name] and follower.name in self._waiting:
+                heappush(self._ready[follower.service], self._place[follower.name])
+
+    def drop_after(self, task: Task) -> list[Task]:
+        """Take out what depends on a task, directly or not; returns it in order."""
+        dropped: dict[str, Task] = {}
+        reached = [task]
+        while reached:
+            for follower in self._followers[reached.pop().name]:
+                if follower.name in self._waiting:
+                    dropped[follower.name] = self._waiting.pop(follower.name)
+                    reached.append(follower)
+        return sorted(dropped.values(), key=lambda follower: self._place[follower.name])
+
+    def drop_services(self) -> list[Task]:
+        """Take out all that asks a service, and what depends on it; returns it in order."""
+        asking = [task for task in self._waiting.values() if task.service]
+        for task in asking:
+            self._waiting.pop(task.name, None)
+        self._ready[True].clear()
+        dropped = [*asking, *(follower for task in asking for follower in self.drop_after(task))]
+        return sorted(dropped, key=lambda task: self._place[task.name])
 
 
-def _comparison(evaluations: list[Task], out: Path, variant_files: dict[str, Path], repeat: int) -> Task:
-    """The task that compares all runs, from their scores, evidence and responses."""
-    runs = [out / "runs" / name for name in variant_files]
-    draws = [run / f"draw-{number}" / "responses.jsonl" for run in runs for number in range(2, repeat + 1)]
-    return Task(
-        COMPARE,
-        evaluations[0].parameters,
-        after=tuple(task.name for task in evaluations),
-        inputs=(
-            *(path for task in evaluations for path in (*task.inputs, *task.outputs)),
-            *variant_files.values(),
-            *(run / "evidence.jsonl" for run in runs),
-            *draws,
-        ),
-        outputs=tuple(out / file for file in comparing.FILES),
-        settings={"runs": list(variant_files)},
-    )
+class Workers(NamedTuple):
+    """Who runs tasks, how many at a time: `submit(task, out, engine)` has `execute` called somewhere."""
+
+    submit: Callable[[Task, Path, str], Future]
+    jobs: int
 
 
-def chunks_of(variant: Variant, chunks: dict[str, Path]) -> tuple[Path, ...]:
-    """The file of a variant's chunks, if it has any."""
-    return (chunks[variant.name],) if variant.name in chunks else ()
-
-
-def _answer_task(retrieve: Task, out: Path, variant: Variant, profile: Profile, budget: float, fallback: str) -> Task:
-    run = out / "runs" / variant.name
-    asks = variant.reads_text and profile.generator != "extractive"
-    prompt = paths.PARAMS / "prompts" / f"{profile.prompt}.txt"
-    return Task(
-        f"{GENERATE}.{variant.name}",
-        {**retrieve.parameters, "fallback": fallback, "budget": budget},
-        after=(retrieve.name,),
-        inputs=(
-            *retrieve.inputs,
-            *retrieve.outputs,
-            out / "slice" / "gold_answers.jsonl",
-            paths.PARAMS / "submission.yaml",
-            prompt,
-            *((run / batch.RESULTS,) if asks else ()),
-        ),
-        outputs=tuple(run / n for n in ("responses.jsonl", "provenance.jsonl", "ir-metadata.yml")),
-        settings=asdict(profile),
-        service=asks and profile.generator == "openai",
-        pending=run / "pending.json",
-    )
-
-
-def key_of(task: Task, out: Path) -> str:
-    """The hash of all that a task depends on; paths count by their place in the sweep or the project only."""
-    given = {k: v.replace(str(out), "OUT") if isinstance(v, str) else v for k, v in task.parameters.items()}
-    given.pop("budget", None)  # says how far to go, not where
-    if task.inputs and not task.after:
-        given.pop("slice_source")  # the files behind it are inputs, wherever they lie
-    lock = paths.PROJECT / "requirements.lock"
-    parts = {
-        "code": notebooks.code_key(task.notebook),
-        "parameters": given,
-        "inputs": [[path.name, paths.sha256(path) if path.exists() else None] for path in task.inputs],
-        "settings": task.settings,
-        "packages": paths.sha256(lock) if lock.exists() else None,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def run(out: Path, todo: list[Task], jobs: int, tell: Callable[[str, Task, Failure | None], None]) -> Outcome:
-    """Run the tasks, at most `jobs` notebooks at a time; a failed one only stops what depends on it.
+def run(out: Path, todo: list[Task], workers: Workers, tell: Tell, engine: str = "fresh") -> Outcome:
+    """Run the tasks, as many at a time as there are jobs; a failed one only stops what depends on it.
 
     `tell(event, task, failure)` hears of every `start`, `ran`, `unchanged`, `failed` and `skipped`.
     """
-    outcome, started = Outcome(), time.monotonic()
-    waiting = list(todo)
-    with ThreadPoolExecutor(jobs) as pool:
-        running: dict[Future, Task] = {}
-        while waiting or running:
-            for task in list(waiting):
-                if any(name in outcome.failed or name in outcome.skipped for name in task.after):
-                    waiting.remove(task)
-                    outcome.skipped.append(task.name)
-                    tell("skipped", task, None)
-                elif _may_start(task, running, jobs, outcome):
-                    waiting.remove(task)
-                    if any(path.exists() for path in task.blockers):
-                        outcome.skipped.append(task.name)
-                        tell("skipped", task, None)
-                    elif is_done(task, out):
-                        outcome.unchanged.append(task.name)
-                        tell("unchanged", task, None)
-                    else:
-                        tell("start", task, None)
-                        running[pool.submit(_execute, task, out)] = task
-            if running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    task, failure = running.pop(future), future.result()
-                    _record(failure, task, outcome, tell)
-                    if failure and failure.error == StopEverything.__name__:
-                        for other in [other for other in waiting if other.service]:
-                            waiting.remove(other)
-                            outcome.skipped.append(other.name)
-                            tell("skipped", other, None)
+    started = time.monotonic()
+    outcome = _Run(out, _Queue(todo), workers, tell, engine).to_its_end()
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def _may_start(task: Task, running: dict[Future, Task], jobs: int, outcome: Outcome) -> bool:
-    busy = task.service and any(other.service for other in running.values())
-    return len(running) < jobs and not busy and set(task.after) <= {*outcome.ran, *outcome.unchanged}
+class _Run:
+    """A sweep that is under way: what waits, what runs, and what became of the rest."""
+
+    def __init__(self, out: Path, queue: _Queue, workers: Workers, tell: Tell, engine: str):
+        self.out, self.queue, self.workers, self.tell, self.engine = out, queue, workers, tell, engine
+        self.running: dict[Future, Task] = {}
+        self.outcome = Outcome()
+
+    def to_its_end(self) -> Outcome:
+        self._start()
+        while self.running:
+            done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._finish(self.running.pop(future), future)
+            self._start()
+        return self.outcome
+
+    def _start(self) -> None:
+        """Begin with as many tasks as there are jobs free; what is done already takes none."""
+        while len(self.running) < self.workers.jobs:
+            task = self.queue.take(busy=any(other.service for other in self.running.values()))
+            if task is None:
+                return
+            if any(path.exists() for path in task.blockers):
+                self._skip([task, *self.queue.drop_after(task)])
+            elif is_done(task, self.out):
+                self._pass(task, self.outcome.unchanged, "unchanged")
+            else:
+                self.tell("start", task, None)
+                self.running[self.workers.submit(task, self.out, self.engine)] = task
+
+    def _finish(self, task: Task, future: Future) -> None:
+        try:
+            failure = future.result()
+        except Exception as error:  # of the machine: a disk that is full, a worker that is lost again and again
+            failure = Failure(None, type(error).__name__, str(error))
+        if failure is None:
+            self._pass(task, self.outcome.ran, "ran")
+            return
+        self.outcome.failed[task.name] = failure
+        self.tell("failed", task, failure)
+        stopped = self.queue.drop_services() if failure.error == StopEverything.__name__ else []
+        self._skip([*stopped, *self.queue.drop_after(task)])
+
+    def _pass(self, task: Task, names: list[str], event: str) -> None:
+        names.append(task.name)
+        self.queue.done(task)
+        self.tell(event, task, None)
+
+    def _skip(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            self.outcome.skipped.append(task.name)
+            self.tell("skipped", task, None)
 
 
 def is_done(task: Task, out: Path) -> bool:
@@ -286,12 +195,14 @@ def is_done(task: Task, out: Path) -> bool:
         noted = json.loads(marker.read_text(encoding="utf-8"))
     except ValueError:
         return False
-    if noted.get("key") != key_of(task, out):
-        return False
-    files = {path.relative_to(out).as_posix(): path for path in (*task.outputs, executed(task, out))}
-    if noted.get("files", {}).keys() != files.keys():
-        return False
-    return all(path.exists() and paths.sha256(path) == noted["files"][name] for name, path in files.items())
+    files = _files(task, out)
+    return noted.get("key") == key_of(task, out) and noted.get("files") == files and None not in files.values()
+
+
+def _files(task: Task, out: Path) -> dict[str, str | None]:
+    """What a task vouches for: its output files, and the executed copy of its notebook, with their hashes."""
+    written = task.outputs if task.function else (*task.outputs, executed(task, out))
+    return {path.relative_to(out).as_posix(): content(path) for path in written}
 
 
 def executed(task: Task, out: Path) -> Path:
@@ -299,29 +210,26 @@ def executed(task: Task, out: Path) -> Path:
     return out / "notebooks" / f"{task.name}.ipynb"
 
 
-def _execute(task: Task, out: Path) -> Failure | None:
+def execute(task: Task, out: Path, engine: str = "fresh") -> Failure | None:
+    """Run one task and write its marker; returns what went wrong, if anything did. It may run on another machine."""
     marker = _marker(task, out)
     marker.unlink(missing_ok=True)
     key = key_of(task, out)
-    failure = notebooks.run(task.notebook, executed(task, out), task.parameters)
-    if failure:
+    if task.function:
+        try:
+            task.call()
+        except WorkbookError as error:
+            return Failure(None, type(error).__name__, str(error))
+    elif failure := notebooks.run(task.notebook, executed(task, out), task.parameters, engine):
         return failure
-    absent = [path for path in task.outputs if not path.exists()]
+    files = _files(task, out)
+    absent = [name for name, found in files.items() if found is None]
     if absent:
-        return Failure(None, "MissingOutput", f"the notebook ended without writing {absent[0].relative_to(out)}")
+        return Failure(None, "MissingOutput", f"the task ended without writing {absent[0]}")
     if task.pending and task.pending.exists():
         return None
-    files = {p.relative_to(out).as_posix(): paths.sha256(p) for p in (*task.outputs, executed(task, out))}
     paths.write_text(marker, json.dumps({"key": key, "files": files}, indent=1) + "\n")
     return None
-
-
-def _record(failure: Failure | None, task: Task, outcome: Outcome, tell: Callable) -> None:
-    if failure:
-        outcome.failed[task.name] = failure
-    else:
-        outcome.ran.append(task.name)
-    tell("failed" if failure else "ran", task, failure)
 
 
 def _marker(task: Task, out: Path) -> Path:
@@ -340,7 +248,7 @@ def remove_new(out: Path, existed: bool) -> None:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def check_jobs(jobs: int) -> int:
-    if jobs < 1:
-        raise WorkbookError(f"--jobs must be at least 1, not {jobs}")
-    return jobs
+def check_number(value: int, option: str, least: int = 1) -> int:
+    if value < least:
+        raise WorkbookError(f"{option} must be at least {least}, not {value}")
+    return value

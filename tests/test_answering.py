@@ -12,6 +12,7 @@ from lib.encoders import Encoder, reranker
 from lib.errors import StopEverything
 from lib.evidence import Models
 from lib.slices import Slice
+from lib.tasks import Plan
 from lib.variants import Profile, ServiceSpec, load_variants
 from tests.stub_service import FOREIGN_ID, Stub, answer
 
@@ -353,7 +354,7 @@ def test_no_date_stands_in_a_prompt_and_nothing_is_asked_without_evidence(plante
 def test_an_estimate_counts_what_would_be_sent_and_sends_nothing(out, profile, capsys):
     with Stub() as stub:
         asking = profile(stub)
-        sweep.prepare_folder(out, [system()], asking)
+        sweep.prepare_folder(Plan(out, "sample", [system()], asking))
         summary.estimate(out, [system()], asking)
         assert not stub.seen
         said = capsys.readouterr().out

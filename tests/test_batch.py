@@ -7,13 +7,14 @@ from pathlib import Path
 import ftfy
 import pytest
 
-from lib import applying, batch, cli, paths, preparing, slices, steps, sweep
+from lib import applying, batch, cli, paths, preparing, shards, slices, steps, sweep
 from lib.encoders import Encoder, reranker
 from lib.errors import StopEverything, WorkbookError
 from lib.evidence import Models
 from lib.llm import Client, ReplyStore
 from lib.prompting import ANSWER_SCHEMA, answer_fault
 from lib.replies import Request
+from lib.tasks import Plan
 from lib.variants import Profile, ServiceSpec, load_profile, load_variants
 from tests.stub_service import Ended, Stub, answer, completion, custom_ids, result_line
 
@@ -567,7 +568,7 @@ def new_sweep(evidence_ready, tmp_path, embedded):
         profile = Profile("batch", embedded.encoder, embedded.sentence_reranker, **values)
         out = tmp_path / "sweep"
         shutil.copytree(evidence_ready, out)
-        sweep.prepare_folder(out, load_variants([*systems, "official-naive-baseline"]), profile)
+        sweep.prepare_folder(Plan(out, "sample", load_variants([*systems, "official-naive-baseline"]), profile))
         return out
 
     return make
@@ -606,6 +607,48 @@ def test_a_sweep_is_answered_by_a_batch(new_sweep, capsys):
         assert [row["query_id"] for row in found] == [query.query_id for query in slice_.queries]
         # A million tokens each way at 0.15 and 0.60 dollars, half of it in a batch.
         assert {row["dollars"] for row in found} == {0.375}
+
+
+def test_a_batch_of_a_sharded_sweep_is_one_and_its_replies_go_to_their_shards(new_sweep):
+    """Eight queries in shards of three, and a reply that is missing: what is joined is what the slice in one piece has."""
+    with Stub() as stub:
+        out = new_sweep(stub, "concat-baseline")
+        queries = [query.query_id for query in slices.Slice(out / "slice").queries]
+        shards.split(str(out), 3)
+        for part in shards.existing(out):
+            own = {query.query_id for query in slices.Slice(part / "slice").queries}
+            evidence = [
+                row for row in lines_of(out / "runs" / "concat-baseline" / "evidence.jsonl") if row["query_id"] in own
+            ]
+            paths.write_jsonl(part / "runs" / "concat-baseline" / "evidence.jsonl", evidence)
+        left = f"concat-baseline|{queries[4]}"
+        stub.endings.append(
+            lambda lines: Ended("expired", [result_line(i) for i in reversed(custom_ids(lines)) if i != left], None)
+        )
+        for step in ("build", "submit"):
+            assert cli.main(["batch", step, str(out)]) == 0
+        assert cli.main(["batch", "collect", str(out)]) == 1
+        (ids,) = uploads(stub)
+    assert ids == [f"concat-baseline|{query_id}" for query_id in queries]
+    found = [ids_in(part / "runs" / "concat-baseline" / batch.RESULTS) for part in shards.existing(out)]
+    shared = [queries[:3], [queries[3], queries[5]], queries[6:]]
+    assert found == [sorted(f"concat-baseline|{query_id}" for query_id in own) for own in shared]
+    assert not (out / "runs" / "concat-baseline" / batch.RESULTS).exists()
+
+    profile = load_profile(str(out / "profile.yaml"))
+    (variant,) = load_variants(["concat-baseline"])
+    for part in shards.existing(out):
+        steps.generate(part, slices.Slice(part / "slice"), variant, profile, part / "runs" / variant.name)
+    shards.join_answers(str(out), variant.name)
+    run = out / "runs" / variant.name
+    joined = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert [row["status"] for row in lines_of(run / "provenance.jsonl")] == ["ok"] * 4 + ["failed"] + ["ok"] * 3
+    assert json.loads(joined["pending.json"]) == [queries[4]]
+
+    sweep.prepare_folder(Plan(out, "sample", [variant], profile))
+    assert cli.main(["batch", "collect", str(out)]) == 1
+    generate(out, variant.name)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != batch.RESULTS} == joined
 
 
 def test_what_a_batch_left_is_listed_and_built(new_sweep, capsys):
@@ -653,7 +696,7 @@ def test_a_batch_never_passes_one_reply_off_as_several_draws(new_sweep):
 
 def test_steps_are_refused_for_what_is_no_sweep_of_a_batch_profile(tmp_path, embedded, capsys):
     plain = tmp_path / "plain"
-    sweep.prepare_folder(plain, load_variants(["concat-baseline"]), embedded)
+    sweep.prepare_folder(Plan(plain, "sample", load_variants(["concat-baseline"]), embedded))
     (tmp_path / "empty").mkdir()
     for folder, said in (
         (plain, "extractive"),
@@ -960,6 +1003,19 @@ def test_the_results_of_a_sweep_go_to_their_runs(tmp_path):
     folder, runs = tmp_path / "batch", tmp_path / "runs"
     folder.mkdir()
     results(folder, result_line("a|q1"), result_line("b|q1"), result_line("a|q2|x"))
-    assert batch.distribute(folder, runs) == ["a", "b"]
+    assert batch.distribute(folder, lambda _: runs) == ["a", "b"]
     assert ids_in(runs / "a" / batch.RESULTS) == ["a|q1", "a|q2|x"]
     assert ids_in(runs / "b" / batch.RESULTS) == ["b|q1"]
+
+
+def test_the_results_of_one_run_go_to_where_each_query_is_answered(tmp_path):
+    """A query's id is all that follows the first bar."""
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    results(folder, *(result_line(i) for i in ("a|q1", "b|q1", "a|q2|x", "a|q3")))
+    homes = {"q1": tmp_path / "one", "q2|x": tmp_path / "two", "q3": tmp_path / "one"}
+    assert batch.distribute(folder, homes.__getitem__) == ["a", "b"]
+    assert ids_in(tmp_path / "one" / "a" / batch.RESULTS) == ["a|q1", "a|q3"]
+    assert ids_in(tmp_path / "one" / "b" / batch.RESULTS) == ["b|q1"]
+    assert ids_in(tmp_path / "two" / "a" / batch.RESULTS) == ["a|q2|x"]
+    assert not (tmp_path / "two" / "b").exists()

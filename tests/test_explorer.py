@@ -14,6 +14,7 @@ from lib.errors import WorkbookError
 from lib.explorer import Span, document_text, embed, pack, read_answer
 from lib.score_tables import Score, write_scores
 from lib.slices import Document, Slice
+from lib.tasks import Plan
 from tests.process import result
 from tests.slice_files import lines, put, source
 
@@ -26,7 +27,7 @@ def swept(tmp_path_factory, embedded) -> Path:
     """A sweep of the sample with three systems that need no vectors, without scores."""
     out = tmp_path_factory.mktemp("swept") / "out"
     systems = variants.load_variants(SYSTEMS)
-    sweep.prepare_folder(out, systems, embedded)
+    sweep.prepare_folder(Plan(out, "sample", systems, embedded))
     steps.need_runs(out, steps.need_slice(out), systems, embedded)
     return out
 

@@ -348,9 +348,9 @@ def test_another_environment_or_changed_code_means_another_zygote(tmp_path, ligh
         time.sleep(0.01)
     assert before.wait() == -signal.SIGTERM
     file = paths.PROJECT / "lib" / "kernels.py"
-    code = kernels._code()
+    code = paths.code_state()
     assert (str(file), file.stat().st_mtime_ns, file.stat().st_size) in code
-    monkeypatch.setattr(kernels, "_code", lambda: [*code, ("lib/new.py", 1, 1)])
+    monkeypatch.setattr(paths, "code_state", lambda: (*code, ("lib/new.py", 1, 1)))
     changed = kernel(tmp_path, WORKBOOK_CACHE="elsewhere")
     assert keeper(changed).parent() != keeper(after).parent()
 

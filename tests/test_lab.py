@@ -21,7 +21,7 @@ import nbformat
 import psutil
 import pytest
 
-from lib import notebooks, paths, slices, steps, sweep, variants
+from lib import notebooks, paths, slices, steps, sweep, tasks, variants
 from tests.browser import console, requested, screen, until
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: nothing drives the browser")
@@ -138,7 +138,7 @@ def finished(tmp_path_factory, embedded) -> Path:
     """A sweep of two systems that need no vectors."""
     out = tmp_path_factory.mktemp("finished") / "out"
     systems = variants.load_variants(["single-query-bm25", "rrf-no-rerank"])
-    sweep.prepare_folder(out, systems, embedded)
+    sweep.prepare_folder(tasks.Plan(out, "sample", systems, embedded))
     steps.need_runs(out, steps.need_slice(out), systems, embedded)
     return out
 

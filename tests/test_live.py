@@ -95,7 +95,7 @@ def test_a_live_sweep_answers_every_query_and_pays_once(out, replies, capsys):
         assert "6 unchanged" in sweep(out, stub, replies).stdout
         before = (out / "runs" / "rule-minilm" / "responses.jsonl").read_bytes()
         (out / "runs" / "rule-minilm" / "responses.jsonl").unlink()
-        assert "1 notebooks run, 5 unchanged" in sweep(out, stub, replies).stdout
+        assert "1 tasks run, 5 unchanged" in sweep(out, stub, replies).stdout
         assert len(stub.chats) == 16
     assert (out / "runs" / "rule-minilm" / "responses.jsonl").read_bytes() == before
     ledger = list(paths.read_jsonl(out / "ledger.jsonl"))

@@ -293,7 +293,7 @@ def test_replies_cost_what_the_ledger_says_whatever_name_the_server_gives_its_mo
 
 def test_the_same_sweep_again_runs_nothing(swept):
     done = swept.again()
-    assert (done.returncode, "0 notebooks run, 4 unchanged" in done.stdout) == (0, True), done.stdout + done.stderr[-2000:]
+    assert (done.returncode, "0 tasks run, 4 unchanged" in done.stdout) == (0, True), done.stdout + done.stderr[-2000:]
 
 
 def test_a_lost_run_is_made_again_from_stored_replies_without_the_server(swept, tmp_path):
@@ -301,7 +301,7 @@ def test_a_lost_run_is_made_again_from_stored_replies_without_the_server(swept, 
     (lost.run / "responses.jsonl").unlink()
     done = lost.again()
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "1 notebooks run, 3 unchanged" in done.stdout
+    assert "1 tasks run, 3 unchanged" in done.stdout
     for name in WRITTEN:
         assert (lost.run / name).read_bytes() == (swept.run / name).read_bytes(), name
     assert (lost.out / "ledger.jsonl").read_bytes() == (swept.out / "ledger.jsonl").read_bytes()

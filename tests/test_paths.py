@@ -1,5 +1,6 @@
-"""Atomic writes, the strict JSON of everything written, and where paths lead."""
+"""Atomic writes, the strict JSON of everything written, logs, and where paths lead."""
 
+import io
 import json
 import signal
 import subprocess
@@ -172,6 +173,90 @@ def test_what_is_written_reads_back_the_same(tmp_path, records):
     assert list(paths.read_jsonl(tmp_path / "a.jsonl")) == records
     text = (tmp_path / "a.jsonl").read_bytes().decode()
     assert [strict_json(line) for line in text.splitlines()] == records
+
+
+# A log of whole lines
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b"new\n"),
+        (b"one\n", b"one\nnew\n"),
+        (b"one\ntorn", b"one\nnew\n"),
+        (b"torn", b"new\n"),
+        (b"one\n\n", b"one\n\nnew\n"),
+        (b"one\n\xce", b"one\nnew\n"),
+        (b"x" * 100_000 + b"\n" + b"y" * 100_000, b"x" * 100_000 + b"\nnew\n"),
+    ],
+    ids=["empty", "whole", "torn", "nothing but torn", "blank line", "half a letter", "long"],
+)
+def test_a_line_is_added_and_a_torn_one_taken_off(tmp_path, before, after):
+    log = tmp_path / "a.jsonl"
+    log.write_bytes(before)
+    paths.append_line(log, "new")
+    assert log.read_bytes() == after
+    paths.append_line(log, "α")
+    assert log.read_bytes() == after + "α\n".encode()
+
+
+def test_a_log_is_begun_where_there_is_none(tmp_path):
+    paths.append_line(tmp_path / "x" / "a.jsonl", "new")
+    assert (tmp_path / "x" / "a.jsonl").read_bytes() == b"new\n"
+
+
+def test_of_a_whole_log_only_the_end_is_read(tmp_path, monkeypatch):
+    """Adding n lines costs n, not n squared."""
+    reads = []
+
+    class Watched(io.BufferedRandom):
+        def read(self, size=-1):
+            found = super().read(size)
+            reads.append(len(found))
+            return found
+
+    monkeypatch.setattr("builtins.open", lambda path, mode: Watched(io.FileIO(path, mode.replace("b", ""))))
+    for number in range(50):
+        paths.append_line(tmp_path / "a", f"{number:060}")
+    assert sum(reads) <= 50
+    assert (tmp_path / "a").read_bytes() == b"".join(b"%060d\n" % number for number in range(50))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(TEXT.filter(lambda text: "\n" not in text), st.integers(0, 4)), max_size=8))
+def test_whatever_a_kill_leaves_the_lines_before_it_stay(tmp_path, steps):
+    """After each line so many bytes of the file's end are lost, as by a kill in the middle of a write."""
+    log, expected = tmp_path / "a", []
+    log.unlink(missing_ok=True)
+    for text, lost in steps:
+        paths.append_line(log, text)
+        expected.append(text.encode() + b"\n")
+        data = b"".join(expected)
+        assert log.read_bytes() == data
+        left = data[: len(data) - lost]
+        log.write_bytes(left)
+        expected = [line + b"\n" for line in left.split(b"\n")[:-1]]
+
+
+# The state of the code
+
+
+def test_the_state_of_the_code_changes_with_every_file_of_the_package(tmp_path, monkeypatch):
+    for name in ("a.py", "sub/b.py", "assets/c.js", "assets/d.css", "assets/e.html", "sample/f.jsonl"):
+        paths.write_text(tmp_path / "lib" / name, "1")
+    monkeypatch.setattr(paths, "PROJECT", tmp_path)
+    states = [paths.code_state()]
+    assert paths.code_state() == states[0]
+    for name in ("a.py", "sub/b.py", "assets/c.js", "assets/d.css", "assets/e.html"):
+        paths.write_text(tmp_path / "lib" / name, "22")
+        states.append(paths.code_state())
+    paths.write_text(tmp_path / "lib" / "new.py", "1")
+    states.append(paths.code_state())
+    (tmp_path / "lib" / "sub" / "b.py").unlink()
+    states.append(paths.code_state())
+    assert len(set(states)) == 8
+    paths.write_text(tmp_path / "lib" / "sample" / "f.jsonl", "22")
+    assert paths.code_state() == states[-1]
 
 
 def test_sha256_of_the_standards_example(tmp_path):

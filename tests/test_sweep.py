@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import tira.check_format
 
-from lib import cli, paths, sweep
+from lib import cli, cluster, paths, sweep
+from lib.errors import WorkbookError
 from lib.score_tables import read_scores
-from lib.sweep import Task
+from lib.sweep import Outcome, Tell
+from lib.tasks import Task
 from tests.process import workbook
 
 COMPARED = ("evidence.jsonl", "responses.jsonl", "provenance.jsonl", "ir-metadata.yml")
@@ -32,7 +34,7 @@ def swept(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "sample"
     done = workbook("sweep", "--out", out, "--jobs", 2)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "31 notebooks run, 0 unchanged" in done.stdout
+    assert "31 tasks run, 0 unchanged" in done.stdout
     assert f"report: {out / 'results' / 'report.html'}" == done.stdout.splitlines()[-1]
     assert "nugget_coverage[proxy]" in done.stdout
     return out
@@ -76,18 +78,18 @@ def test_hash_seed_jobs_cache_and_working_directory_do_not_matter(swept, tmp_pat
 
 def test_an_unchanged_sweep_runs_nothing(swept):
     done = workbook("sweep", "--out", swept)
-    assert "0 notebooks run, 31 unchanged" in done.stdout
+    assert "0 tasks run, 31 unchanged" in done.stdout
 
 
 def test_a_changed_system_runs_only_what_depends_on_it(tmp_path):
     out, own = tmp_path / "out", tmp_path / "mine.yaml"
     own.write_text("name: mine\nsentence_rerank: true\n")
     systems = ["--out", out, "--no-score", "--variants", f"default,{own}"]
-    assert "6 notebooks run, 0 unchanged" in workbook("sweep", *systems).stdout
+    assert "6 tasks run, 0 unchanged" in workbook("sweep", *systems).stdout
     before = files(out)
     own.write_text("name: mine\nsentence_rerank: true\nmax_answer_words: 30\n")
     # 01 and the two notebooks of `default` read nothing that changed; 02 and 03 of `mine` come out the same.
-    assert "3 notebooks run, 3 unchanged" in workbook("sweep", *systems).stdout
+    assert "3 tasks run, 3 unchanged" in workbook("sweep", *systems).stdout
     after = files(out)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {f"runs/mine/{name}" for name in ("responses.jsonl", "provenance.jsonl")}
@@ -98,7 +100,7 @@ def test_a_damaged_output_is_made_again(swept):
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     done = workbook("sweep", "--out", swept)
-    assert "1 notebooks run, 30 unchanged" in done.stdout
+    assert "1 tasks run, 30 unchanged" in done.stdout
     assert path.read_bytes() == whole
 
 
@@ -139,7 +141,7 @@ def test_a_slice_without_gold_data_is_swept_to_its_end(tmp_path):
     out = tmp_path / "out"
     done = workbook("sweep", "--slice", source, "--out", out, "--variants", "single-query-bm25")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "7 notebooks run, 0 unchanged" in done.stdout
+    assert "7 tasks run, 0 unchanged" in done.stdout
     scores = {s.measure: (s.value, s.status) for s in read_scores(out / "scores" / "primary.csv")}
     assert scores["rougeL_f1"] == (None, "no-gold")
     assert scores["cited_precision"] == (None, "not-judged")
@@ -166,6 +168,12 @@ def notebook_task(folder: Path, name: str, *cells, after=()) -> Task:
     return Task(name, {"x": 2}, after, (), (folder / "out" / f"{name}.txt",))
 
 
+def run(out: Path, todo: list[Task], jobs: int = 1, tell: Tell = lambda *_: None) -> Outcome:
+    """A sweep of these tasks in threads of this process."""
+    with cluster.workers(None, out, jobs) as workers:
+        return sweep.run(out, todo, workers, tell)
+
+
 def test_c23_one_dying_notebook_leaves_the_others_alone_and_is_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     out = tmp_path / "out"
@@ -178,11 +186,11 @@ def test_c23_one_dying_notebook_leaves_the_others_alone_and_is_done_again(tmp_pa
         notebook_task(tmp_path, "fine", f"NAME = 'fine'\n{write}", after=("good",)),
     ]
     told = []
-    outcome = sweep.run(out, todo, 2, lambda event, task, failure: told.append((event, task.name)))
+    outcome = run(out, todo, 2, lambda event, task, failure: told.append((event, task.name)))
     assert sorted(outcome.ran) == ["fine", "good"]
     assert list(outcome.failed) == ["dying"]
     assert outcome.skipped == ["after-dying"]
-    again = sweep.run(out, todo, 1, lambda *_: None)
+    again = run(out, todo)
     assert sorted(again.unchanged) == ["fine", "good"]
     assert list(again.failed) == ["dying"]
 
@@ -197,17 +205,68 @@ def test_a_task_is_put_off_while_its_blocker_is_there(tmp_path, monkeypatch):
         tmp_path, "scores", f"from pathlib import Path\nPath({str(out)!r}, 'scores.txt').write_text('done')"
     )
     task = dataclasses.replace(task, blockers=(pending,))
-    assert sweep.run(out, [task], 1, lambda *_: None).skipped == ["scores"]
+    assert run(out, [task]).skipped == ["scores"]
     pending.unlink()
-    assert sweep.run(out, [task], 1, lambda *_: None).ran == ["scores"]
+    assert run(out, [task]).ran == ["scores"]
 
 
 def test_a_notebook_that_ends_without_its_output_has_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     (tmp_path / "out").mkdir()
     task = notebook_task(tmp_path, "idle", "pass")
-    outcome = sweep.run(tmp_path / "out", [task], 1, lambda *_: None)
+    outcome = run(tmp_path / "out", [task])
     assert outcome.failed["idle"].error == "MissingOutput"
+
+
+def wrote(path: str, text: str) -> None:
+    """What the tasks below call."""
+    if text == "refused":
+        raise WorkbookError(f"{path}: refused")
+    Path(path).write_text(text if text != "broken" else 1 / 0)
+
+
+def calls(out: Path, name: str, text: str, *after: str, written: str | None = None) -> Task:
+    path = out / f"{written or name}.txt"
+    return Task(name, {"path": str(path), "text": text}, after, (), (out / f"{name}.txt",), function=f"{__name__}:wrote")
+
+
+def test_a_task_may_be_the_call_of_a_function(tmp_path):
+    """Its marker vouches for what it writes; a failure stops what follows only, and is done again."""
+    out = tmp_path / "out"
+    out.mkdir()
+    todo = [
+        calls(out, "good", "1"),
+        calls(out, "refused", "refused"),
+        calls(out, "broken", "broken"),
+        calls(out, "elsewhere", "1", written="other"),
+        calls(out, "after-good", "1", "good"),
+        calls(out, "after-both", "1", "good", "refused"),
+    ]
+    outcome = run(out, todo, 2)
+    assert sorted(outcome.ran) == ["after-good", "good"]
+    assert outcome.skipped == ["after-both"]
+    assert {name: tuple(failure)[1:] for name, failure in outcome.failed.items()} == {
+        "refused": ("WorkbookError", f"{out / 'refused.txt'}: refused"),
+        "broken": ("ZeroDivisionError", "division by zero"),
+        "elsewhere": ("MissingOutput", "the task ended without writing elsewhere.txt"),
+    }
+    assert {path.name for path in (out / "notebooks" / ".done").iterdir()} == {"good.json", "after-good.json"}
+    (out / "good.txt").write_text("damaged")
+    outcome = run(out, todo, 2)
+    assert (outcome.ran, outcome.unchanged) == (["good"], ["after-good"])
+    assert (out / "good.txt").read_text() == "1"
+    assert run(out, [calls(out, "good", "2")]).ran == ["good"]
+
+
+def test_a_task_that_left_something_pending_is_never_taken_for_done(tmp_path):
+    out, pending = tmp_path / "out", tmp_path / "pending.json"
+    out.mkdir()
+    task = dataclasses.replace(calls(out, "answers", "1"), pending=pending)
+    pending.write_text("[]")
+    assert [run(out, [task]).ran for _ in range(2)] == [["answers"], ["answers"]]
+    pending.unlink()
+    assert run(out, [task]).ran == ["answers"]
+    assert run(out, [task]).unchanged == ["answers"]
 
 
 def test_a_failing_system_is_reported_with_cell_and_message_and_exit_code_1(tmp_path, monkeypatch, capsys):
@@ -237,7 +296,9 @@ def test_a_failing_system_is_reported_with_cell_and_message_and_exit_code_1(tmp_
         (["--set", "top_k_passages=many"], "parameter 'top_k_passages' must be a whole number, not 'many'"),
         (["--set", "rrf_k=1e-3"], "--set rrf_k=1e-3"),
         (["--profile", "embeded"], "no profile 'embeded'"),
-        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--jobs", "0"], "--jobs must be at least 1, not 0"),
+        (["--jobs", "-2"], "--jobs must be at least 1, not -2"),
+        (["--shard-size", "-1"], "--shard-size must be at least 0, not -1"),
     ],
 )
 def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, capsys, arguments, message):
