@@ -20,7 +20,7 @@ report: setup  ## compare a sweep's systems anew and write its report; another s
 
 test: setup  ## ruff, the tests, and the notebooks against their stored outputs
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check lib tests
+	$(BIN)/ruff format --check bench lib tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder tests
 	rm -rf outputs/smoke
 	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=600 -p no:cacheprovider notebooks
@@ -44,8 +44,8 @@ $(VENV)/.ready-local-llm: requirements-local-llm.lock $(VENV)/.ready
 lab: setup  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=.
 
-bench: setup  ## costs as ratios, measured side by side in one run
-	$(BIN)/python -m lib.bench
+bench: setup  ## costs as ratios, measured side by side in one run; some sections only through ARGS="sweeps scale"
+	$(BIN)/python -m bench $(ARGS)
 
 notebooks: setup  ## run the notebooks anew and keep the outputs that are worth committing
 	rm -rf outputs/smoke

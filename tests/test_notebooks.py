@@ -167,7 +167,7 @@ def test_the_code_key_reaches_modules_that_are_imported_by_others():
     closure = notebooks._closure({paths.PROJECT / "lib" / "steps.py"})
     found = {path.relative_to(paths.PROJECT).as_posix() for path in closure}
     assert {"lib/steps.py", "lib/text.py", "lib/errors.py", "lib/retrieval.py"} <= found
-    assert not {"lib/cli.py", "lib/sweep.py", "lib/bench.py"} & found
+    assert not {"lib/cli.py", "lib/sweep.py"} & found
 
 
 def test_threads_parse_one_after_the_other(monkeypatch):

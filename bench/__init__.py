@@ -1,0 +1,1 @@
+"""What the workbook costs, as ratios measured side by side in one run."""
