@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from lib import __version__, preparing
+from lib import __version__, notebooks, preparing
 from lib.errors import WorkbookError
 
 
@@ -166,6 +166,8 @@ def _batch_apply(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
+    if not args.cluster:
+        notebooks.make_ready(args.engine)  # takes as long as the imports that follow
     from lib import cluster, summary, sweep, tasks, variants
 
     jobs = sweep.check_number(args.jobs, "--jobs") if args.jobs is not None else None

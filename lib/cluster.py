@@ -74,7 +74,7 @@ def _check(client: Any, out: Path) -> None:
             if there[what] != value:
                 raise WorkbookError(
                     f"--cluster: worker {worker} has another {what} ({there[what]}) than this machine ({value}); "
-                    "all must run the same version of the workbook (restart a worker after a change) and see the sweep's folder"
+                    "update it, restart it after a change, and have all machines see the sweep's folder"
                 )
 
 

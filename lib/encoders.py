@@ -4,29 +4,36 @@ Results are cached per model and text in one SQLite file, which several processe
 Whoever finds texts missing takes a lock, looks again, computes the rest and stores it, so that each
 text is encoded once, whatever runs beside it. torch is imported only when something is missing.
 
-The same text gives the same bytes whatever it is encoded with: texts are batched by token length
-rounded up to a multiple of 6, and every forward pass of a length has the same fixed shape, filled
-with dummy rows. (Without that, batches of 2 to 5 rows differ from larger ones in the last bits.)
-Each pass runs on one core, and as many passes side by side as there are cores: nothing depends on
-their number, and it is faster than all cores on one pass (53 to 59 % of the fp32
-matrix-product rate instead of 45 %, two cores, `make bench`).
+The same text gives the same bytes whatever it is encoded with: every forward pass has the same fixed
+shape and runs on one core, as many passes side by side as there are cores. BERT encoders with mean
+pooling, as all-MiniLM-L6-v2 is, go through `lib.bert`: texts end to end in a pass, longest first, the
+rest of a pass filled with the longest that still fit. Any other model goes through its own modules, and
+the backends `onnx` and `openvino` through an exported file: there texts are batched by token length
+rounded up to a multiple of 6, and a pass is filled with dummy rows. (Without that, batches of 2 to 5
+rows differ from larger ones in the last bits.)
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from lib import paths
-from lib.models import check_weights, fingerprint, locate, quiet
+from lib.errors import WorkbookError
+from lib.models import check_weights, fingerprint, is_plain_bert, locate, quiet
 from lib.variants import ModelSpec
 from lib.vector_cache import Row, VectorCache, cache_key_of
 
-TOKENS_A_PASS = 768  # rows x padded length of one forward pass; larger ones were not faster
+TOKENS_A_PASS = 768  # of one forward pass; larger ones were not faster
+PADDED_TOKENS_A_PASS = 384  # rows x padded length; the fewer, the fewer dummy rows
+TEXTS_AT_ONCE = 8192  # are tokenised and spread over passes together
 _LENGTH_STEP = 6
 _DIMENSIONS = 384
 
@@ -71,7 +78,7 @@ class Encoder:
         return Encoded(vectors, sum(rows[key][1] > self.spec.max_tokens for key in keys))
 
     def _key(self, text: str) -> bytes:
-        return cache_key_of("vector", fingerprint(self.spec), self.spec.max_tokens, text)
+        return cache_key_of("unit vector", fingerprint(self.spec), self.spec.max_tokens, text, *self.spec.ways)
 
     def _compute(self, missing: list[bytes], of: dict[bytes, str], progress: bool) -> Iterator[list[Row]]:
         for part in forward_passes(self.spec, [of[key] for key in missing], progress):
@@ -144,42 +151,118 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / norm if norm else 0.0
 
 
-@lru_cache(maxsize=2)
-def _load(spec: ModelSpec):
+class Engine(NamedTuple):
+    """A loaded model: texts -> token ids, token counts -> passes of indices, rows of token ids -> unit vectors."""
+
+    tokenize: Callable[[list[str]], list[list[int]]]
+    plan: Callable[[list[int]], list[list[int]]]
+    run: Callable[[list[list[int]]], np.ndarray]
+
+
+@lru_cache(maxsize=4)
+def _load(spec: ModelSpec) -> Engine:
     folder = locate(spec)
+    check_weights(spec, folder)
+    if is_plain_bert(folder):
+        return _exported(spec, folder) if spec.backend != "torch" else _packed(spec, folder)
+    if spec.ways:
+        raise WorkbookError(
+            f"model {spec.name}: {' and '.join(spec.ways)} can be had for BERT encoders with mean pooling and unit "
+            "vectors only; leave out precision and backend"
+        )
+    return _as_it_is(spec, folder)
+
+
+def _packed(spec: ModelSpec, folder: Path) -> Engine:
+    from lib.bert import Packed, read_weights
+
+    size = max(TOKENS_A_PASS, spec.max_tokens)
+    model = Packed(read_weights(spec, folder), size, spec.precision)
+    return Engine(_tokenizer(folder), lambda lengths: packed_passes(lengths, size), model)
+
+
+def _exported(spec: ModelSpec, folder: Path) -> Engine:
+    from lib.bert import exported
+
+    run = exported(spec, folder)
+    return Engine(_tokenizer(folder), _padded_passes(spec.max_tokens), _on_padded(run, spec.max_tokens))
+
+
+def _as_it_is(spec: ModelSpec, folder: Path) -> Engine:
+    """The model's own stack of modules."""
     quiet()
+    import torch
     from sentence_transformers import SentenceTransformer
 
-    check_weights(spec, folder)
     model = SentenceTransformer(str(folder), device="cpu")
     model.max_seq_length = spec.max_tokens
-    return model
+
+    def tokenize(texts: list[str]) -> list[list[int]]:
+        return model.tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"]
+
+    def run(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            features = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+            return model(features)["sentence_embedding"].numpy()
+
+    return Engine(tokenize, _padded_passes(spec.max_tokens), _on_padded(run, spec.max_tokens))
 
 
-def forward_passes(spec: ModelSpec, texts: list[str], progress: bool = False):
-    """Encode texts sorted by length; yields, a thousand texts or so at a time, lists of (index, vector, token count).
+def _tokenizer(folder: Path) -> Callable[[list[str]], list[list[int]]]:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # without it the library warns when a process forks
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()  # the file may ask for either
+    tokenizer.no_padding()
+    return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+
+def forward_passes(
+    spec: ModelSpec, texts: list[str], progress: bool = False
+) -> Iterator[list[tuple[int, np.ndarray, int]]]:
+    """Encode texts; yields, a thousand texts or so at a time, lists of (index, vector, token count).
 
     The token count is that of the whole text, before truncation to `spec.max_tokens`.
     """
-    model = _load(spec)
-    ids = model.tokenizer([paths.encodable(text) for text in texts], add_special_tokens=True, verbose=False)["input_ids"]
-    lengths = [len(row) for row in ids]
-    order = sorted(range(len(texts)), key=lambda i: (_padded(lengths[i], spec.max_tokens), i))
-    batches = list(_batches(order, lengths, spec.max_tokens))
-
-    def run(batch: list[int]) -> np.ndarray:
-        return _forward(model, [ids[i] for i in batch], _padded(lengths[batch[0]], spec.max_tokens), spec)
-
-    part = []
-    with _progress_bar(sum(min(n, spec.max_tokens) for n in lengths), progress) as bar, one_core_each() as pool:
-        for batch, vectors in zip(batches, pool.map(run, batches), strict=True):
-            part += [(i, vector, lengths[i]) for i, vector in zip(batch, vectors, strict=True)]
-            bar.update(sum(min(lengths[i], spec.max_tokens) for i in batch))
-            if len(part) >= 1000:
+    engine = _load(spec)
+    with _progress_bar(len(texts), progress) as bar, one_core_each() as pool:
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            ids = engine.tokenize([paths.encodable(text) for text in texts[start : start + TEXTS_AT_ONCE]])
+            rows = [_cut(row, spec.max_tokens) for row in ids]
+            passes = engine.plan([len(row) for row in rows])
+            part = []
+            for chosen, vectors in zip(
+                passes, pool.map(lambda p, rows=rows: engine.run([rows[i] for i in p]), passes), strict=True
+            ):
+                part += [(start + i, vector, len(ids[i])) for i, vector in zip(chosen, vectors, strict=True)]
+                bar.update(len(chosen))
+                if len(part) >= 1000:
+                    yield part
+                    part = []
+            if part:
                 yield part
-                part = []
-    if part:
-        yield part
+
+
+def _cut(row: list[int], limit: int) -> list[int]:
+    """A row of at most `limit` ids that keeps the closing special token, as the tokenizer's own truncation does."""
+    return row if len(row) <= limit else row[: limit - 1] + row[-1:]
+
+
+def packed_passes(lengths: list[int], size: int) -> list[list[int]]:
+    """Indices of texts a pass of at most `size` tokens: the longest first, then the longest that still fit."""
+    waiting = defaultdict(list)
+    for index in reversed(range(len(lengths))):
+        waiting[lengths[index]].append(index)
+    descending, passes = sorted(waiting, reverse=True), []
+    while any(waiting.values()):
+        room, chosen = size, []
+        for length in descending:
+            while waiting[length] and length <= room:
+                chosen.append(waiting[length].pop())
+                room -= length
+        passes.append(chosen)
+    return passes
 
 
 @contextmanager
@@ -199,35 +282,42 @@ def _padded(length: int, limit: int) -> int:
     return min(limit, -(-length // _LENGTH_STEP) * _LENGTH_STEP)
 
 
-def _batches(order: list[int], lengths: list[int], limit: int):
-    batch: list[int] = []
-    for i in order:
-        padded = _padded(lengths[i], limit)
-        if batch and (padded != _padded(lengths[batch[0]], limit) or len(batch) == max(1, TOKENS_A_PASS // padded)):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+def _padded_passes(limit: int) -> Callable[[list[int]], list[list[int]]]:
+    """Passes of texts alike in padded length, the shortest first."""
+
+    def plan(lengths: list[int]) -> list[list[int]]:
+        passes = []
+        waiting = defaultdict(list)
+        for index, length in enumerate(lengths):
+            waiting[_padded(length, limit)].append(index)
+        for padded, found in sorted(waiting.items()):
+            rows = _rows_a_pass(padded)
+            passes += [found[i : i + rows] for i in range(0, len(found), rows)]
+        return passes
+
+    return plan
 
 
-def _forward(model, rows: list[list[int]], padded: int, spec: ModelSpec) -> np.ndarray:
-    import torch
+def _rows_a_pass(padded: int) -> int:
+    return max(1, PADDED_TOKENS_A_PASS // max(padded, 1))
 
-    shape = max(1, TOKENS_A_PASS // padded), padded
-    inputs, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    for number, row in enumerate(rows):
-        # Truncation keeps the closing special token, as the tokenizer's own does.
-        row = row if len(row) <= spec.max_tokens else row[: spec.max_tokens - 1] + row[-1:]
-        inputs[number, : len(row)] = torch.tensor(row)
-        mask[number, : len(row)] = 1
-    mask[len(rows) :, 0] = 1
-    with torch.inference_mode():
-        out = model({"input_ids": inputs, "attention_mask": mask})["sentence_embedding"]
-    return out[: len(rows)].numpy()
+
+def _on_padded(run: Callable[[np.ndarray, np.ndarray], np.ndarray], limit: int) -> Callable[[list[list[int]]], np.ndarray]:
+    """`run` over ids and mask of a fixed shape, filled with dummy rows whose vectors are dropped."""
+
+    def run_rows(rows: list[list[int]]) -> np.ndarray:
+        padded = max(_padded(len(row), limit) for row in rows)
+        ids, mask = np.zeros((2, _rows_a_pass(padded), padded), np.int64)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = row
+            mask[number, : len(row)] = 1
+        mask[len(rows) :, 0] = 1
+        return run(ids, mask)[: len(rows)]
+
+    return run_rows
 
 
 def _progress_bar(total: int, show: bool):
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, unit=" tokens", unit_scale=True, desc="encoding", disable=not show, leave=False)
+    return tqdm(total=total, unit=" texts", desc="encoding", disable=not show, leave=False)

@@ -159,16 +159,27 @@ def fork(command: list[str], cwd: str, environment: dict[str, str]) -> Kernel:
 
     The first call starts a zygote. Raises RuntimeError if the kernel does not become ready.
     """
-    global _zygote
     origin = Origin(_interpreter(command), dict(environment), paths.code_state())
     with _one_at_a_time:
-        if not _zygote or _zygote.origin != origin or _zygote.process.poll() is not None:
-            if _zygote:
-                _zygote.close()
-            _zygote = Zygote(origin)
-        control = _zygote.ask()
+        control = _zygote_of(origin).ask()
         _controls.add(control)
     return Kernel(control, {"command": command, "cwd": cwd, "environment": environment})
+
+
+def make_ready() -> None:
+    """Start the zygote that the first notebook would start, so that it imports while this process goes on."""
+    with _one_at_a_time:
+        _zygote_of(Origin([sys.executable], dict(os.environ), paths.code_state()))
+
+
+def _zygote_of(origin: Origin) -> Zygote:
+    """The zygote, which is a new one if there is none, it has died, or what it imported has changed."""
+    global _zygote
+    if not _zygote or _zygote.origin != origin or _zygote.process.poll() is not None:
+        if _zygote:
+            _zygote.close()
+        _zygote = Zygote(origin)
+    return _zygote
 
 
 def end() -> None:
@@ -377,6 +388,8 @@ def _be_kernel(keeper: int, control: socket.socket, asked: dict[str, Any], impor
     control.sendall(_SAID.pack(False, os.getpid()))
     control.close()
     app.start()
+    # It ends with the last answer, which it publishes through a thread that the exit handlers would stop before.
+    app.control_thread.join(1)
     _leave()
 
 

@@ -18,7 +18,11 @@ def n_layers(spec: ModelSpec) -> int:
 
 
 def locate(spec: ModelSpec) -> Path:
-    """The folder of a model's files. Raises WorkbookError naming the model, where it was sought, and the remedy."""
+    """The folder of a model's files. Raises WorkbookError naming the model, where it was sought, and the remedy.
+
+    So does a backend whose packages are not installed.
+    """
+    _check_backend(spec)
     if spec.package:
         found = importlib.util.find_spec(spec.package)
         if found is None:
@@ -30,6 +34,43 @@ def locate(spec: ModelSpec) -> Path:
     if Path(spec.name).is_dir():
         return Path(spec.name).resolve()
     return _hub_folder(spec.name)
+
+
+_NEEDED = {"torch": (), "onnx": ("onnx", "onnxruntime", "onnxscript"), "openvino": ("openvino",)}
+
+
+def _check_backend(spec: ModelSpec) -> None:
+    missing = [package for package in _NEEDED[spec.backend] if importlib.util.find_spec(package) is None]
+    if missing:
+        raise WorkbookError(
+            f"model {spec.name}: backend {spec.backend} needs the package '{missing[0]}', which is not installed; "
+            f"run: pip install {' '.join(missing)}"
+        )
+
+
+def is_plain_bert(folder: Path) -> bool:
+    """Whether a model is a BERT encoder with mean pooling and unit vectors, all of which its own files say.
+
+    `lib.bert` computes such a model straight from its weights.
+    """
+    config, modules, pooling = (_json(folder / name) for name in ("config.json", "modules.json", "1_Pooling/config.json"))
+    text = _json(folder / "sentence_bert_config.json") or {}
+    if not (config and modules and pooling and (folder / "tokenizer.json").exists()):
+        return False
+    parts = [(module["path"], module["type"].rsplit(".", 1)[-1]) for module in modules]
+    modes = {name for name, value in pooling.items() if name.startswith("pooling_mode_") and value}
+    return (
+        config.get("model_type") == "bert"
+        and config.get("hidden_act") == "gelu"
+        and config.get("position_embedding_type", "absolute") == "absolute"
+        and parts == [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        and (modes or {f"pooling_mode_{pooling.get('pooling_mode')}_tokens"}) == {"pooling_mode_mean_tokens"}
+        and not text.get("do_lower_case")
+    )
+
+
+def _json(path: Path):
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _hub_folder(name: str) -> Path:

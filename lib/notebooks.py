@@ -65,7 +65,7 @@ def run(path: Path, output: Path, given: dict[str, Any], engine: str = "fresh") 
     The executed copy appears at `output` only on success; otherwise as `<name>.failed.ipynb` beside it.
     """
     check_parameters(path, given)
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    _quiet_debugger()
     import papermill
     from nbclient.exceptions import DeadKernelError
 
@@ -108,6 +108,20 @@ def _engine_name(engine: str) -> str | None:
             f"no engine '{engine}'; known: fresh, and warm once this version of the project is installed (pip install -e .)"
         ) from None
     return name
+
+
+def make_ready(engine: str) -> None:
+    """Begin with what an engine needs for its first notebook, to go on while this process does something else."""
+    _quiet_debugger()
+    if engine == "warm":
+        from lib import kernels
+
+        kernels.make_ready()
+
+
+def _quiet_debugger() -> None:
+    """Keep kernels from warning of frozen modules at every start; part of their environment, so always the same."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 
 
 def code_key(path: Path) -> str:

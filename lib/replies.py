@@ -6,11 +6,19 @@ kept. Schemas are closed and checked before anything is sent; replies are read, 
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jsonschema
+# jsonschema looks for a checker of IRIs, which takes a second to compile its grammar; no schema of ours has one.
+_absent = "rfc3987_syntax" not in sys.modules
+if _absent:
+    sys.modules["rfc3987_syntax"] = None
+import jsonschema  # noqa: E402
+
+if _absent:
+    del sys.modules["rfc3987_syntax"]
 
 # No reply came for these; everything else is a reply that the service gave and charged for.
 UNANSWERED = ("failed", "over-budget")

@@ -498,7 +498,7 @@ def _models(profile: Profile | None) -> dict[str, Any]:
     """The models of the profile by what they do, each in words."""
     if profile is None:
         return {"rows": [], "words": ""}
-    late, bert = profile.sentence_reranker, profile.bertscore or profile.encoder
+    late, bert = profile.sentence_reranker, profile.bertscore or profile.encoder.plain
     layer = f"layer {profile.bertscore_layer}" if profile.bertscore_layer else "last layer"
     scale = "rescaled" if profile.bertscore_rescaled else "not rescaled"
     rows = {

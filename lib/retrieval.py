@@ -45,6 +45,18 @@ class BM25(BM25Okapi):
         self.size = len(corpus)
         self._scores: dict[str, np.ndarray] = {}
 
+    def _initialize(self, corpus: Sequence[list[str]]) -> Counter:
+        """What the library's own method counts, in a fraction of the time."""
+        n_passages: Counter = Counter()
+        for passage in corpus:
+            frequencies = dict(Counter(passage))
+            self.doc_len.append(len(passage))
+            self.doc_freqs.append(frequencies)
+            n_passages.update(frequencies.keys())
+        self.corpus_size = len(corpus)
+        self.avgdl = sum(self.doc_len) / self.corpus_size
+        return n_passages
+
     def _calc_idf(self, nd: dict[str, int]) -> None:
         for term, n in nd.items():
             self.idf[term] = math.log(1 + (self.corpus_size - n + 0.5) / (n + 0.5))

@@ -184,7 +184,7 @@ def read_references(out: Path, slice_: Slice) -> dict[str, Response]:
 
 
 def _bert_scorer(profile: Profile) -> BertScorer:
-    return BertScorer(profile.bertscore or profile.encoder, profile.bertscore_layer, profile.bertscore_rescaled)
+    return BertScorer(profile.bertscore or profile.encoder.plain, profile.bertscore_layer, profile.bertscore_rescaled)
 
 
 def _ledger(out: Path, budget: float) -> Ledger:

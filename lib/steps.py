@@ -4,15 +4,16 @@ A step that needs the one before runs it if its files are not there, so that eve
 itself. A sweep folder holds `slice/`, `chunks/<chunker>/` and `runs/<variant>/`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tqdm.auto import tqdm
 
-from lib import answering, chunking, paths, trec
+from lib import answering, chunking, paths, splitting, trec
 from lib.encoders import Encoder, reranker
 from lib.errors import WorkbookError
 from lib.evidence import Evidence, EvidenceSet, Models, collect
@@ -42,10 +43,18 @@ def texts_to_encode(slice_: Slice, variants: Iterable[Variant]) -> list[str]:
     if not any(chunking.needs_vectors(v) or v.sentence_rerank or v.allocates_together for v in variants):
         return []
     texts = dict.fromkeys(query.text for query in slice_.queries)
-    for document in slice_.all_documents():
+    for document in _split_documents(slice_):
         said = [document.text[a:b] for a, b in sentences(document.text)]
         texts |= dict.fromkeys(text for sentence in said for text in (sentence, one_line(sentence)))
     return list(texts)
+
+
+def _split_documents(slice_: Slice, at_once: int = 64) -> Iterator[Document]:
+    """Every document of a slice, its sentences at hand."""
+    documents = slice_.all_documents()
+    while part := list(islice(documents, at_once)):
+        splitting.recall([document.text for document in part])
+        yield from part
 
 
 def chunk_slice(
@@ -61,7 +70,7 @@ def chunk_slice(
     lengths: dict[str, list[int]] = {name: [] for name in chunkers}
     with ExitStack() as stack:
         files = {n: stack.enter_context(paths.atomic(folder / "passages.jsonl")) for n, folder in folders.items()}
-        documents = tqdm(slice_.all_documents(), "chunking", slice_.report.documents, disable=not progress, leave=False)
+        documents = tqdm(_split_documents(slice_), "chunking", slice_.report.documents, disable=not progress, leave=False)
         for document in documents:
             for name, passages in chunking.chunk(document, chunkers, encoder).items():
                 files[name].write(chunking.passages_line(document.doc_id, passages))
@@ -102,13 +111,24 @@ def collect_one(sweep: Path, slice_: Slice, query: Query, variant: Variant, mode
     return collect(pool, slice_.citation_degrees, variant, models)
 
 
-def retrieve(sweep: Path, slice_: Slice, variant: Variant, models: Models) -> Path:
-    """Write `runs/<variant>/evidence.jsonl`, one line a query in the slice's order; returns the run's folder."""
+def retrieve(
+    sweep: Path, slice_: Slice, variant: Variant, models: Models, look: Callable[[Pool], None] = lambda _: None
+) -> Path:
+    """Write `runs/<variant>/evidence.jsonl`, one line a query in the slice's order; returns the run's folder.
+
+    `look` sees the pool of every query, of which one is held at a time.
+    """
     run = sweep / "runs" / variant.name
     chunks = need_chunks(sweep, slice_, variant, models.encoder) if variant.reads_text else None
+
+    def line(query: Query) -> dict[str, Any]:
+        pool = pool_of(sweep, slice_, query, variant, models, chunks)
+        record = collect(pool, slice_.citation_degrees, variant, models).record()
+        look(pool)
+        return record
+
     queries = tqdm(slice_.queries, desc="retrieval", unit=" queries", leave=False)
-    lines = (collect_one(sweep, slice_, query, variant, models, chunks).record() for query in queries)
-    paths.write_jsonl(run / "evidence.jsonl", lines)
+    paths.write_jsonl(run / "evidence.jsonl", (line(query) for query in queries))
     return run
 
 

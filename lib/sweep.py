@@ -58,7 +58,7 @@ def check_models(variants: list[Variant], profile: Profile, score: bool = True) 
     if any(v.sentence_rerank for v in variants):
         locate(profile.sentence_reranker)
     if score:
-        locate(profile.bertscore or profile.encoder)
+        locate(profile.bertscore or profile.encoder.plain)
 
 
 class _Queue:

@@ -105,7 +105,7 @@ def tasks(plan: Plan) -> list[Task]:
         chunk = _chunk(plan, end, folder, before)
         made.append(chunk)
         for variant in plan.variants:
-            retrieve = _retrieve(plan, variant, end, folder, chunk)
+            retrieve = _retrieve(plan, variant, end, folder, chunk if variant.reads_text else before)
             made += [retrieve, _answer(plan, variant, end, folder, retrieve)]
     if plan.shard_size:
         made += _joins(plan)
@@ -171,13 +171,13 @@ def _chunk(plan: Plan, end: str, folder: Path, before: Task) -> Task:
     )
 
 
-def _retrieve(plan: Plan, variant: Variant, end: str, folder: Path, chunk: Task) -> Task:
+def _retrieve(plan: Plan, variant: Variant, end: str, folder: Path, before: Task) -> Task:
     file = plan.variant_files[variant.name]
     chunks = (_passages(folder, plan.chunkers[variant.name]),) if variant.reads_text else ()
     return Task(
         f"{RETRIEVE}.{variant.name}{end}",
         {**_common(plan, folder), "variant": str(file)},
-        after=(chunk.name,),
+        after=(before.name,),
         inputs=(*_slice_files(folder), folder / "slice" / "qrels.txt", file, *chunks),
         outputs=(folder / "runs" / variant.name / "evidence.jsonl",),
         settings=_models(plan.profile),

@@ -72,13 +72,22 @@ def sentences(text: str) -> list[Span]:
     Spans never overlap, and each holds a letter or a digit; text between them is white space or
     ornament. The spans of the last few hundred texts are remembered: a notebook asks several times.
     """
-    key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    spans = _remembered.get(key)
+    spans = _remembered.get(_key(text))
     if spans is None:
-        spans = _remembered[key] = _split(text)
-        if len(_remembered) > _REMEMBERED:
-            _remembered.pop(next(iter(_remembered)), None)
+        spans = _split(text)
+        remember(text, spans)
     return list(spans)
+
+
+def remember(text: str, spans: list[Span]) -> None:
+    """Have `sentences` give these spans for a text."""
+    _remembered[_key(text)] = spans
+    if len(_remembered) > _REMEMBERED:
+        _remembered.pop(next(iter(_remembered)), None)
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _split(text: str) -> list[Span]:

@@ -129,6 +129,8 @@ class ModelSpec:
     taken by name from the local model cache or hub, or from a folder. `sha256` is the hash that its
     `model.safetensors` must have, where it is known. `kind` is `bi-encoder` (score = cosine of two
     sentence vectors) or `cross-encoder` (score = raw logit of the pair, identity activation).
+    `precision` and `backend` say how a bi-encoder computes: what differs from fp32 by torch has vectors
+    of its own in the cache, and a label of its own.
     """
 
     name: str
@@ -136,11 +138,30 @@ class ModelSpec:
     package: str | None = None
     sha256: str | None = None
     max_tokens: int = 256
+    precision: Literal["fp32", "bf16"] = "fp32"
+    backend: Literal["torch", "onnx", "openvino"] = "torch"
+
+    def __post_init__(self):
+        if self.kind == "cross-encoder" and self.ways:
+            raise ValueError("precision and backend can be chosen for a bi-encoder only; leave them out")
+        if self.backend == "onnx" and self.precision == "bf16":
+            raise ValueError("backend onnx computes in fp32 only; for bf16 choose torch or openvino")
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """What differs from fp32 by torch: `("openvino", "bf16")`, or nothing."""
+        return tuple(way for way in (self.backend, self.precision) if way not in ("torch", "fp32"))
+
+    @property
+    def plain(self) -> "ModelSpec":
+        """The same model in fp32 by torch."""
+        return dataclasses.replace(self, precision="fp32", backend="torch")
 
     @property
     def label(self) -> str:
-        """The name that stands beside every figure: `all-MiniLM-L6-v2`, or `cosine:…` for a stand-in reranker."""
-        return self.name.rstrip("/").rsplit("/", 1)[-1]
+        """The name that stands beside every figure: `all-MiniLM-L6-v2`, or `all-MiniLM-L6-v2 (bf16)`."""
+        name = self.name.rstrip("/").rsplit("/", 1)[-1]
+        return f"{name} ({', '.join(self.ways)})" if self.ways else name
 
 
 @dataclass(frozen=True)
@@ -205,6 +226,8 @@ class Profile:
             raise ValueError(f"judge '{self.judge}' needs a 'judge_service' block with at least a model")
         if self.judge_service and self.service and _same_model(self.judge_service, self.service):
             raise ValueError("judge_service must not be the model that writes the answers; name another")
+        if self.bertscore and self.bertscore.ways:
+            raise ValueError("bertscore: bert-score computes in fp32 by torch; leave out precision and backend")
         if self.bertscore_layer is not None and self.bertscore_layer < 1:
             raise ValueError(f"bertscore_layer must be at least 1, not {self.bertscore_layer}")
         if self.generator != "extractive" and self.service is None:

@@ -163,7 +163,9 @@ def test_a_worker_with_other_code_or_another_folder_is_named(tmp_path):
         assert [found[f"folder {tmp_path}"] for found in told.values()] == ["not there"]
         (tmp_path / "profile.yaml").write_text("name: embedded\n")
         client.run(forget_the_code)
-        with pytest.raises(WorkbookError, match="worker tcp://.* has another version of the workbook .*restart a worker"):
+        with pytest.raises(
+            WorkbookError, match="worker tcp://.* has another version of the workbook .*restart it after a change"
+        ):
             cluster._check(client, tmp_path)
 
 

@@ -1,3 +1,5 @@
+import dataclasses
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -9,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lib.encoders import CosineReranker, CrossEncoderReranker, Encoder, cosine, reranker
+from lib import encoders
+from lib.encoders import CosineReranker, CrossEncoderReranker, Encoder, cosine, packed_passes, reranker
 from lib.errors import WorkbookError
-from lib.models import locate
+from lib.models import is_plain_bert, locate
 from lib.text import sentences
 from lib.variants import ModelSpec, load_profile
 from lib.vector_cache import VectorCache
@@ -659,3 +664,213 @@ def test_c31_a_sweep_without_its_models_stops_at_once_and_leaves_nothing(tmp_pat
     assert err.startswith("workbook: model cross-encoder/ms-marco-MiniLM-L-6-v2: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+WAYS = [("torch", "bf16"), ("onnx", "fp32"), ("openvino", "fp32"), ("openvino", "bf16")]
+CLOSE = {"fp32": (1e-5, 1 - 1e-6), "bf16": (5e-3, 0.999)}  # largest difference of an element, smallest cosine
+
+
+def way_of(spec: ModelSpec, backend: str, precision: str) -> ModelSpec:
+    """The spec in another way; where its packages are not installed the test is skipped by name."""
+    for package in {"onnx": ("onnx", "onnxruntime", "onnxscript"), "openvino": ("openvino",)}.get(backend, ()):
+        pytest.importorskip(package)
+    return dataclasses.replace(spec, backend=backend, precision=precision)
+
+
+@pytest.mark.parametrize(("backend", "precision"), WAYS)
+def test_another_way_gives_the_vectors_of_sentence_transformers_as_nearly_as_its_precision_allows(
+    embedded, plain_model, sample_sentences, tmp_path, backend, precision
+):
+    spec = way_of(embedded.encoder, backend, precision)
+    texts = [*EDGE_TEXTS, *sample_sentences]
+    found = Encoder(spec, new_cache(tmp_path)).encode(texts).vectors
+    expected = plain_model.encode(texts)
+    apart, cosines = CLOSE[precision]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=apart)
+    assert (found * expected).sum(axis=1).min() > cosines
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=0, atol=1e-5)
+    assert (np.abs(found - expected).max() > 1e-5) == (precision == "bf16"), "the precision was not the one asked for"
+
+
+@pytest.mark.parametrize(("backend", "precision"), [("torch", "fp32"), *WAYS])
+def test_a_vector_of_any_way_has_the_same_bytes_whatever_it_is_encoded_with(
+    embedded, sample_sentences, tmp_path, backend, precision
+):
+    spec = way_of(embedded.encoder, backend, precision)
+    texts = ["", FILLER[0], EDGE_TEXTS[-1], *sample_sentences]
+    whole = Encoder(spec, new_cache(tmp_path)).encode(texts).vectors
+    shuffled = random.Random(7).sample(range(len(texts)), len(texts))
+    for start in range(0, len(texts), 4):
+        part = shuffled[start : start + 4]
+        alone = Encoder(spec, new_cache(tmp_path, f"part{start}")).encode([texts[i] for i in part])
+        assert alone.vectors.tobytes() == whole[part].tobytes()
+
+
+def test_a_vector_has_the_same_bytes_on_one_core_as_on_two(embedded, sample_sentences, tmp_path):
+    import torch
+
+    cores, made = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            made.append(Encoder(embedded.encoder, new_cache(tmp_path, f"{number}")).encode(sample_sentences).vectors)
+    finally:
+        torch.set_num_threads(cores)
+    assert made[0].tobytes() == made[1].tobytes()
+
+
+def test_every_way_has_rows_of_its_own_and_a_label_that_tells_it(embedded, tmp_path):
+    specs = [embedded.encoder, *(dataclasses.replace(embedded.encoder, backend=b, precision=p) for b, p in WAYS)]
+    assert [Encoder(spec).label for spec in specs] == [
+        "all-MiniLM-L6-v2",
+        "all-MiniLM-L6-v2 (bf16)",
+        "all-MiniLM-L6-v2 (onnx)",
+        "all-MiniLM-L6-v2 (openvino)",
+        "all-MiniLM-L6-v2 (openvino, bf16)",
+    ]
+    assert reranker(specs[1]).label == "cosine:all-MiniLM-L6-v2 (bf16)"
+    cache = new_cache(tmp_path)
+    plain = Encoder(specs[0], cache).encode(["Ice creeps."]).vectors
+    assert Encoder(specs[1], cache).encode(["Ice creeps."]).vectors.tobytes() != plain.tobytes()
+    assert len(rows_of(cache)) == 2
+    assert len({Encoder(spec)._key("Ice creeps.") for spec in specs}) == len(specs)
+
+
+@pytest.mark.parametrize(("backend", "package"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_a_backend_that_is_not_installed_is_one_line_with_its_remedy(embedded, tmp_path, monkeypatch, backend, package):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest))
+    encoders._load.cache_clear()
+    spec = dataclasses.replace(embedded.encoder, backend=backend)
+    with pytest.raises(WorkbookError) as error:
+        Encoder(spec, new_cache(tmp_path)).encode(["Ice creeps."])
+    message = str(error.value)
+    assert message.startswith(f"model all-MiniLM-L6-v2: backend {backend} needs the package '")
+    assert "pip install " in message and package in message.split("pip install ")[1].split()
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_an_exported_file_is_made_once_and_named_by_its_weights(embedded, tmp_path, monkeypatch, backend):
+    spec = way_of(embedded.encoder, backend, "fp32")
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
+    encoders._load.cache_clear()
+    first = Encoder(spec, new_cache(tmp_path, "first")).encode(["Ice creeps."]).vectors
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "exported").iterdir() if path.suffix != ".lock"}
+    assert made and all(path.name.startswith(embedded.encoder.sha256) for path in made)
+    encoders._load.cache_clear()
+    second = Encoder(spec, new_cache(tmp_path, "second")).encode(["Ice creeps."]).vectors
+    assert first.tobytes() == second.tobytes()
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+
+
+BERT_CONFIG = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+
+
+def build_encoder(folder: Path, embedded, pooling: str, **config) -> ModelSpec:
+    """A small BERT encoder with random weights, as sentence-transformers writes it."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    torch.manual_seed(5)
+    tokenizer = AutoTokenizer.from_pretrained(str(locate(embedded.encoder)))
+    bert = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **BERT_CONFIG, **config))
+    bert.save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    parts = [Transformer(str(folder / "bert"), max_seq_length=64), Pooling(24, pooling_mode=pooling), Normalize()]
+    SentenceTransformer(modules=parts, device="cpu").save(str(folder / "whole"))
+    return ModelSpec(str(folder / "whole"), max_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "config", "plain"),
+    [("mean", {}, True), ("cls", {}, False), ("mean", {"hidden_act": "relu"}, False)],
+    ids=["mean", "cls", "relu"],
+)
+def test_other_encoders_give_the_vectors_of_sentence_transformers_too(embedded, tmp_path, pooling, config, plain):
+    from sentence_transformers import SentenceTransformer
+
+    spec = build_encoder(tmp_path, embedded, pooling, **config)
+    texts = [*EDGE_TEXTS, "Ice creeps.", "The alloy melts at 812 K.", "Debris sank."]
+    whole = Encoder(spec, new_cache(tmp_path)).encode(texts)
+    expected = SentenceTransformer(spec.name, device="cpu").encode(texts)
+    np.testing.assert_allclose(whole.vectors, expected, rtol=0, atol=1e-5)
+    assert whole.truncated == 1
+    alone = [Encoder(spec, new_cache(tmp_path, f"{n}")).encode([text]).vectors[0] for n, text in enumerate(texts)]
+    assert np.stack(alone).tobytes() == whole.vectors.tobytes()
+    assert is_plain_bert(Path(spec.name)) == plain
+    faster = Encoder(dataclasses.replace(spec, precision="bf16"), new_cache(tmp_path, "bf16"))
+    if plain:
+        assert (faster.encode(texts).vectors * expected).sum(axis=1).min() > 0.999
+    else:
+        with pytest.raises(WorkbookError, match=r"whole: bf16 .*BERT encoders with mean pooling.*leave out"):
+            faster.encode(texts)
+
+
+def test_more_tokens_than_a_model_has_positions_are_refused(embedded, tmp_path):
+    spec = dataclasses.replace(build_encoder(tmp_path, embedded, "mean"), max_tokens=65)
+    with pytest.raises(WorkbookError, match=r"max_tokens is 65, but it has 64 positions"):
+        Encoder(spec, new_cache(tmp_path)).encode(["Ice creeps."])
+
+
+def test_passes_are_filled_with_the_longest_texts_that_fit():
+    assert packed_passes([3, 9, 4, 6, 4, 1], 10) == [[1, 5], [3, 2], [4, 0]]
+    assert packed_passes([], 10) == []
+    assert packed_passes([10, 10], 10) == [[0], [1]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 30), max_size=60))
+def test_every_text_is_in_one_pass_no_pass_is_too_full_and_equal_lengths_stand_together(lengths):
+    passes = packed_passes(lengths, 30)
+    assert sorted(i for chosen in passes for i in chosen) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in chosen) <= 30 for chosen in passes)
+    told = [[lengths[i] for i in chosen] for chosen in passes]
+    assert all(found == sorted(found, reverse=True) for found in told)
+
+
+def test_texts_are_tokenised_in_parts_and_keep_their_places(embedded, sample_sentences, tmp_path, monkeypatch):
+    whole = Encoder(embedded.encoder, new_cache(tmp_path)).encode(sample_sentences).vectors
+    monkeypatch.setattr(encoders, "TEXTS_AT_ONCE", 5)
+    parts = Encoder(embedded.encoder, new_cache(tmp_path, "parts")).encode(sample_sentences).vectors
+    assert parts.tobytes() == whole.tobytes()
+
+
+ENCODING = """
+import json, sys
+from lib.encoders import Encoder
+from lib.variants import load_profile
+Encoder(load_profile("embedded").encoder).encode(["Ice creeps."])
+print(json.dumps([name for name in ("transformers", "sentence_transformers") if name in sys.modules]))
+"""
+
+
+def test_a_plain_bert_needs_neither_transformers_nor_sentence_transformers(tmp_path):
+    assert finished(python(ENCODING, WORKBOOK_CACHE=str(tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("  precision: fp16\n", "'precision' must be one of fp32, bf16, not 'fp16'"),
+        ("  backend: onnxruntime\n", "'backend' must be one of torch, onnx, openvino"),
+        ("  backend: onnx\n  precision: bf16\n", "backend onnx computes in fp32 only"),
+        ("  kind: cross-encoder\n  precision: bf16\n", "can be chosen for a bi-encoder only"),
+    ],
+)
+def test_a_profile_with_a_way_that_there_is_not_is_refused(tmp_path, lines, told):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"name: mine\nencoder:\n  name: a/b\n{lines}sentence_reranker:\n  name: a/b\n")
+    with pytest.raises(WorkbookError) as error:
+        load_profile(str(file))
+    assert str(file) in str(error.value) and told in str(error.value)
+
+
+def test_bertscore_is_refused_in_another_way(tmp_path):
+    file = tmp_path / "mine.yaml"
+    models = "".join(f"{part}:\n  name: a/b\n" for part in ("encoder", "sentence_reranker", "bertscore"))
+    file.write_text(f"name: mine\n{models}  precision: bf16\n")
+    with pytest.raises(WorkbookError, match="bertscore: bert-score computes in fp32 by torch"):
+        load_profile(str(file))

@@ -183,6 +183,7 @@ def test_threads_parse_one_after_the_other(monkeypatch):
         return parse(*args)
 
     monkeypatch.setattr(ast, "parse", slow)
+    notebooks._key.cache_clear()
     sweep_notebooks = sorted(paths.NOTEBOOKS.glob("0*.ipynb"))[:4]
     with ThreadPoolExecutor(4) as pool:
         keys = list(pool.map(notebooks.code_key, sweep_notebooks))
