@@ -9,7 +9,7 @@ export WORKBOOK_REAL_DATA ?= $(abspath ../shared)
 endif
 test bench notebooks: export HF_HUB_OFFLINE = 1
 
-.PHONY: sweep report test test-llm setup lab bench notebooks
+.PHONY: sweep report test test-llm backends setup lab bench notebooks
 .DEFAULT_GOAL := sweep
 
 sweep: setup  ## all systems on the sample, scored, compared and reported; SLICE, VARIANTS, ... through ARGS="--slice PATH"
@@ -40,6 +40,9 @@ test-llm: setup $(VENV)/.ready-local-llm  ## the model path against a real local
 $(VENV)/.ready-local-llm: requirements-local-llm.lock $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-local-llm.lock
 	touch $@
+
+backends: setup  ## ONNX Runtime and OpenVINO for the encoder, which `make bench` then measures too
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-backends.lock
 
 lab: setup  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=.

@@ -1,7 +1,8 @@
 """From slice to responses: the paper's way against a cold sweep, one with the vectors cached, and an unchanged one.
 
 The yardstick runs the paper's ten systems (`bench.yardstick`); the workbook runs eleven, all that are
-not the late allocations, and every notebook on the way.
+not the late allocations, and every notebook on the way. With the vectors cached, where sentences end is
+remembered too.
 """
 
 import json

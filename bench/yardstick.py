@@ -28,7 +28,7 @@ from lib.evidence import Evidence, EvidenceSet, sentence_evidence
 from lib.models import locate, quiet
 from lib.retrieval import Pool, Ranked, citation_prior, is_temporal, query_variants, select, temporal_closeness
 from lib.slices import Document, Query
-from lib.text import STOPWORDS, sentences, tokens
+from lib.text import STOPWORDS, split, tokens
 from lib.variants import Profile, Variant, load_profile, load_variants
 
 # The rows of METHOD, section 5; `default` is caes-rag-rrf under another name.
@@ -79,7 +79,7 @@ def cosine(a: Vector, b: Vector) -> float:
 
 def passages_of(document: Document, variant: Variant, encoder: PlainEncoder) -> list[Passage]:
     """The passages of one document under the variant's chunker (METHOD, section 2)."""
-    spans = sentences(document.text)
+    spans = split(document.text)
     texts = [document.text[start:end] for start, end in spans]
     counts = [len(text.split()) for text in texts]
     chunks = chunked(counts, texts, variant, encoder) if spans else []
@@ -294,7 +294,7 @@ def _first(documents, texts: int) -> Iterator[list[str]]:
     """The sentences of document after document, until there are so many."""
     count = 0
     for document in documents:
-        said = [document.text[a:b] for a, b in sentences(document.text)]
+        said = [document.text[a:b] for a, b in split(document.text)]
         if count >= texts:
             return
         if said:

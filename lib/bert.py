@@ -9,6 +9,7 @@ A vector depends on its text alone: each row of a matrix product of fixed shape 
 same order, wherever the row lies, and each pass runs on one core.
 """
 
+import hashlib
 import json
 import logging
 import tempfile
@@ -27,7 +28,7 @@ from filelock import FileLock
 
 from lib import paths
 from lib.errors import WorkbookError
-from lib.models import fingerprint
+from lib.models import backend_versions, fingerprint
 from lib.variants import ModelSpec
 
 Padded = Callable[[np.ndarray, np.ndarray], np.ndarray]  # ids and mask, both (rows, length) -> vectors
@@ -213,7 +214,9 @@ class _PaddedBert(torch.nn.Module):
 
 def exported(spec: ModelSpec, folder: Path) -> Padded:
     """A function from padded ids and mask to unit vectors, by the spec's backend, on one core a call."""
-    file = paths.cache_folder() / "exported" / f"{fingerprint(spec)}.{'onnx' if spec.backend == 'onnx' else 'xml'}"
+    made_by = [*backend_versions(spec), torch.__version__, paths.sha256(Path(__file__))]
+    name = f"{fingerprint(spec)[:16]}-{hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]}"
+    file = paths.cache_folder() / "exported" / f"{name}.{'onnx' if spec.backend == 'onnx' else 'xml'}"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{file}.lock"):
         if not file.exists():

@@ -63,7 +63,7 @@ def _add_sweep(commands) -> None:
     sweep.add_argument("--slice", default="sample", help="'sample', a folder, or an ir_datasets_longeval id")
     sweep.add_argument("--variants", default="all", help="'all', or names or YAML files separated by commas")
     sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
-    sweep.add_argument("--jobs", type=int, help="notebooks at a time (default: all cores, or those of the cluster)")
+    sweep.add_argument("--jobs", type=int, help="tasks at a time (default: one more than there are cores, or all workers)")
     engine = "warm" if sys.platform == "linux" else "fresh"  # only Linux ends a forked kernel with its parent
     help_ = f"kernels forked from one that has imported everything, or new ones (default: {engine})"
     sweep.add_argument("--engine", choices=["warm", "fresh"], default=engine, help=help_)
@@ -168,7 +168,7 @@ def _batch_apply(args: argparse.Namespace) -> int:
 def _sweep(args: argparse.Namespace) -> int:
     if not args.cluster:
         notebooks.make_ready(args.engine)  # takes as long as the imports that follow
-    from lib import cluster, summary, sweep, tasks, variants
+    from lib import cluster, shards, summary, sweep, tasks, variants
 
     jobs = sweep.check_number(args.jobs, "--jobs") if args.jobs is not None else None
     size = sweep.check_number(args.shard_size, "--shard-size", 0)
@@ -192,8 +192,9 @@ def _sweep(args: argparse.Namespace) -> int:
     try:
         sweep.prepare_folder(plan)
         with cluster.workers(args.cluster, out, jobs) as workers:
+            shards.remove(out, keep=plan.parts.values())
             outcome = summary.run_with_progress(out, todo, workers, args.engine)
-    except BaseException:
+    except WorkbookError:
         sweep.remove_new(out, existed)
         raise
     prepared = outcome.failed.get(tasks.PREPARE)

@@ -27,7 +27,7 @@ import numpy as np
 
 from lib import paths
 from lib.errors import WorkbookError
-from lib.models import check_weights, fingerprint, is_plain_bert, locate, quiet
+from lib.models import backend_versions, check_weights, fingerprint, is_plain_bert, locate, quiet
 from lib.variants import ModelSpec
 from lib.vector_cache import Row, VectorCache, cache_key_of
 
@@ -78,7 +78,9 @@ class Encoder:
         return Encoded(vectors, sum(rows[key][1] > self.spec.max_tokens for key in keys))
 
     def _key(self, text: str) -> bytes:
-        return cache_key_of("unit vector", fingerprint(self.spec), self.spec.max_tokens, text, *self.spec.ways)
+        spec = self.spec
+        made_by = *spec.ways, *backend_versions(spec)
+        return cache_key_of("unit vector", fingerprint(spec), spec.max_tokens, text, *made_by)
 
     def _compute(self, missing: list[bytes], of: dict[bytes, str], progress: bool) -> Iterator[list[Row]]:
         for part in forward_passes(self.spec, [of[key] for key in missing], progress):

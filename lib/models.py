@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from lib import paths
@@ -44,8 +45,13 @@ def _check_backend(spec: ModelSpec) -> None:
     if missing:
         raise WorkbookError(
             f"model {spec.name}: backend {spec.backend} needs the package '{missing[0]}', which is not installed; "
-            f"run: pip install {' '.join(missing)}"
+            "run: pip install -r requirements-backends.lock"
         )
+
+
+def backend_versions(spec: ModelSpec) -> tuple[str, ...]:
+    """The versions of the packages that a model's backend takes beside torch."""
+    return tuple(f"{package} {metadata.version(package)}" for package in _NEEDED[spec.backend])
 
 
 def is_plain_bert(folder: Path) -> bool:

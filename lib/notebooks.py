@@ -82,7 +82,8 @@ def run(path: Path, output: Path, given: dict[str, Any], engine: str = "fresh") 
             kernel_name="python3",
             progress_bar=False,
             cwd=str(paths.PROJECT),
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # kernels warn of unencrypted loopback at every start
+            # Kernels warn of unencrypted loopback at every start, and keep a user's history of what is typed.
+            extra_arguments=["--IPKernelApp.log_level=ERROR", "--HistoryManager.enabled=False"],
         )
     except papermill.PapermillExecutionError as error:
         running.replace(failed)

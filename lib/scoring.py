@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lib import paths, preparing, stats
+from lib import notebooks, paths, preparing, stats
 from lib.bertscore import BertScorer
 from lib.encoders import Encoder
 from lib.ledger import Ledger, Prices
@@ -84,8 +84,8 @@ def score_run(sweep: str, run: str, profile: str) -> None:
     slice_, out = Slice(Path(sweep, "slice")), Path(sweep, "scores")
     scorer = _bert_scorer(load_profile(profile))
     answers = {run: read_run(Path(sweep, "runs", run, "responses.jsonl"), slice_.queries)}
-    scores = _measure(slice_, answers, scorer)
-    write_scores(out / "runs" / f"{run}.csv", scores)
+    (out / "runs" / f"{run}.json").unlink(missing_ok=True)
+    write_scores(out / "runs" / f"{run}.csv", _measure(slice_, answers, scorer))
     about = {"of": _origin(slice_, answers[run], scorer), "texts_cut": scorer.truncated}
     paths.write_text(out / "runs" / f"{run}.json", json.dumps(about) + "\n")
 
@@ -99,11 +99,16 @@ def _own_scores(slice_: Slice, runs: Runs, out: Path, scorer: BertScorer) -> tup
     rest, cut = dict(runs), 0
     for run, answers in runs.items():
         about = out / "runs" / f"{run}.json"
-        if about.exists() and (noted := json.loads(about.read_text()))["of"] == _origin(slice_, answers, scorer):
+        noted = json.loads(about.read_text(encoding="utf-8")) if about.exists() else {}
+        if noted.get("of") == _origin(slice_, answers, scorer):
             found += read_scores(out / "runs" / f"{run}.csv")
             cut += noted["texts_cut"]
             del rest[run]
-    found += _measure(slice_, rest, scorer) if rest else []
+    gold = slice_.gold_answers()
+    scorer.f1([(a.text, gold[q]) for answers in rest.values() for q, a in answers.items() if q in gold])
+    scorer.truncated = 0  # counted by run, as where each was scored by itself
+    for run, answers in rest.items():
+        found += _measure(slice_, {run: answers}, scorer)
     place = {name: number for number, name in enumerate(runs)}
     families = ("rougeL_f1", "rougeL_f1[unicode words]", f"bertscore_f1[{scorer.label}]")
     # Stable: within a family and a run, queries and measures stay as they are.
@@ -124,7 +129,8 @@ def _measure(slice_: Slice, runs: Runs, scorer: BertScorer) -> list[Score]:
 def _origin(slice_: Slice, answers: dict[str, Response], scorer: BertScorer) -> str:
     """A hash of all that a run's own scores depend on."""
     gold, qrels = slice_.gold_answers(), {query_id: sorted(ids) for query_id, ids in slice_.qrels().items()}
-    given = [answers, gold, qrels, scorer.label, scorer.layer, scorer.fingerprint]
+    code = notebooks.module_key("lib.scoring"), paths.sha256(paths.PROJECT / "requirements.lock")
+    given = [answers, gold, qrels, scorer.label, scorer.layer, scorer.fingerprint, code]
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
 
 

@@ -47,9 +47,12 @@ def whole(sweep: Path) -> Path:
 
 
 def remove(sweep: Path, keep: Iterable[Path] = ()) -> None:
-    """Take away the shards of a sweep, other than those to `keep`; what was joined from them stays."""
+    """Take away the shards of a sweep, other than those to `keep`, and their notebooks; what was joined stays."""
     for folder in set(_numbered(sweep)) - set(keep):
         shutil.rmtree(folder)
+        for pattern in (f"*.{folder.name}.ipynb", f".done/*.{folder.name}.json"):
+            for path in (sweep / "notebooks").glob(pattern):
+                path.unlink()
 
 
 def split(sweep: str, size: int) -> None:

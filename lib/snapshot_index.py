@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lib import paths, readers
+from lib import paths, readers, snapshot_scan
 from lib.errors import WorkbookError
 
 DIGEST = hashlib.sha256().digest_size
@@ -32,6 +32,11 @@ class Entry(NamedTuple):
     offsets: np.ndarray
 
 
+def _rules() -> list[str]:
+    """What ids were found by: the names of their field, and the code that looks for it."""
+    return [*readers.DOC_ID, paths.sha256(Path(snapshot_scan.__file__))]
+
+
 def path_of(snapshot: Path) -> Path:
     """Where the index of a snapshot is kept."""
     name = hashlib.sha256(os.fsencode(snapshot.resolve())).hexdigest()[:16]
@@ -44,15 +49,15 @@ def stamp_of(file: Path) -> Stamp:
 
 
 def load(path: Path) -> dict[str, Entry]:
-    """File name -> its entry; empty without an index, or if its ids go by other names. Raises WorkbookError for damage."""
+    """File name -> its entry; empty without an index, or if ids were found otherwise. Raises WorkbookError for damage."""
     if not path.exists():
         return {}
     stored = path.read_bytes()
     if stored[:DIGEST] != _digest(stored[DIGEST:]):
         raise WorkbookError(f"{path}: the index is damaged; delete the file")
     head, rest = stored[DIGEST:].split(b"\n", 1)
-    id_names, files = json.loads(head)
-    if id_names != list(readers.DOC_ID):
+    rules, files = json.loads(head)
+    if rules != _rules():
         return {}
     total = sum(count for *_, count in files)
     keys, offsets = np.frombuffer(rest, np.uint32, total), np.frombuffer(rest, np.uint64, total, 4 * total)
@@ -66,7 +71,7 @@ def load(path: Path) -> dict[str, Entry]:
 def save(path: Path, entries: dict[str, Entry]) -> None:
     """Write the index, in place of what there was: a digest, a line about the files, all keys, all offsets."""
     files = [[name, *entry.stamp, len(entry.keys)] for name, entry in entries.items()]
-    head = json.dumps([readers.DOC_ID, files]).encode() + b"\n"
+    head = json.dumps([_rules(), files]).encode() + b"\n"
     body = b"".join([head, *(e.keys.tobytes() for e in entries.values()), *(e.offsets.tobytes() for e in entries.values())])
     with paths.atomic(path, "wb") as file:
         file.write(_digest(body) + body)

@@ -43,14 +43,14 @@ def texts_to_encode(slice_: Slice, variants: Iterable[Variant]) -> list[str]:
     if not any(chunking.needs_vectors(v) or v.sentence_rerank or v.allocates_together for v in variants):
         return []
     texts = dict.fromkeys(query.text for query in slice_.queries)
-    for document in _split_documents(slice_):
+    for document in split_documents(slice_):
         said = [document.text[a:b] for a, b in sentences(document.text)]
         texts |= dict.fromkeys(text for sentence in said for text in (sentence, one_line(sentence)))
     return list(texts)
 
 
-def _split_documents(slice_: Slice, at_once: int = 64) -> Iterator[Document]:
-    """Every document of a slice, its sentences at hand."""
+def split_documents(slice_: Slice, at_once: int = 64) -> Iterator[Document]:
+    """Every document of a slice, its sentences at hand for `lib.text.sentences`."""
     documents = slice_.all_documents()
     while part := list(islice(documents, at_once)):
         splitting.recall([document.text for document in part])
@@ -70,7 +70,7 @@ def chunk_slice(
     lengths: dict[str, list[int]] = {name: [] for name in chunkers}
     with ExitStack() as stack:
         files = {n: stack.enter_context(paths.atomic(folder / "passages.jsonl")) for n, folder in folders.items()}
-        documents = tqdm(_split_documents(slice_), "chunking", slice_.report.documents, disable=not progress, leave=False)
+        documents = tqdm(split_documents(slice_), "chunking", slice_.report.documents, disable=not progress, leave=False)
         for document in documents:
             for name, passages in chunking.chunk(document, chunkers, encoder).items():
                 files[name].write(chunking.passages_line(document.doc_id, passages))

@@ -71,7 +71,8 @@ def estimate(out: Path, systems: list[Variant], profile: Profile) -> None:
 
 def report(out: Path, systems: list[Variant], outcome: Outcome, profile: Profile) -> None:
     """Print what was done and a row a system; write `results/summary.csv` and `.png` where anything changed."""
-    rows = [row for row in (_row(out, variant) for variant in systems) if row]
+    qrels = Slice(out / "slice").qrels() if (out / "slice" / "slice.json").exists() else {}
+    rows = [row for row in (_row(out, variant, qrels) for variant in systems) if row]
     for row in rows:
         print(_line(row))
     if rows and (outcome.ran or not (out / FIGURE).exists()):
@@ -110,26 +111,30 @@ def _remove_comparison(out: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _row(out: Path, variant: Variant) -> dict | None:
-    """One system's figures from its files; None where it has no responses."""
+def _row(out: Path, variant: Variant, qrels: dict[str, set[str]]) -> dict | None:
+    """One system's figures from its files, read line by line; None where it has no responses."""
     run = out / "runs" / variant.name
     if not (run / "responses.jsonl").exists():
         return None
-    responses = list(paths.read_jsonl(run / "responses.jsonl"))
-    sources = list(paths.read_jsonl(run / "provenance.jsonl"))
-    statuses = Counter(row["status"] for row in sources)
-    qrels = Slice(out / "slice").qrels()
-    judged = [r for r in responses if r["metadata"]["narrative_id"] in qrels]
-    lengths = [sum(words(s["text"]) for s in r["answer"]) for r in responses]
+    statuses, filled = Counter(), 0
+    for row in paths.read_jsonl(run / "provenance.jsonl"):
+        statuses[row["status"]] += 1
+        filled += "fallback" in row
+    lengths, precision = [], []
+    for row in paths.read_jsonl(run / "responses.jsonl"):
+        lengths.append(sum(words(s["text"]) for s in row["answer"]))
+        query_id = row["metadata"]["narrative_id"]
+        if query_id in qrels:
+            precision.append(cited_precision(cited_documents(row), qrels[query_id]))
     return {
         "system": variant.name,
-        "queries": len(responses),
+        "queries": len(lengths),
         "answered": statuses.pop("ok", 0),
         "not answered": dict(sorted(statuses.items())),
-        "filled in": sum("fallback" in row for row in sources),
+        "filled in": filled,
         "words": sum(lengths) / len(lengths),
-        "judged": len(judged),
-        "precision": [cited_precision(cited_documents(r), qrels[r["metadata"]["narrative_id"]]) for r in judged],
+        "judged": len(precision),
+        "precision": precision,
     }
 
 

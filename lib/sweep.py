@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lib import chunking, notebooks, paths, shards
+from lib import chunking, notebooks, paths
 from lib.errors import StopEverything, WorkbookError
 from lib.models import locate
 from lib.notebooks import Failure
@@ -48,7 +48,6 @@ def prepare_folder(plan: Plan) -> None:
     for path in set((plan.out / "variants").glob("*.yaml")) - set(plan.variant_files.values()):
         path.unlink()
     _write_yaml(plan.out / "profile.yaml", asdict(plan.profile))
-    shards.remove(plan.out, keep=plan.parts.values())
 
 
 def check_models(variants: list[Variant], profile: Profile, score: bool = True) -> None:
@@ -114,10 +113,10 @@ class _Queue:
 
 
 class Workers(NamedTuple):
-    """Who runs tasks, how many at a time: `submit(task, out, engine)` has `execute` called somewhere."""
+    """Who runs tasks, and how many at a time now: `submit(task, out, engine)` has `execute` called somewhere."""
 
     submit: Callable[[Task, Path, str], Future]
-    jobs: int
+    jobs: Callable[[], int]
 
 
 def run(out: Path, todo: list[Task], workers: Workers, tell: Tell, engine: str = "fresh") -> Outcome:
@@ -150,7 +149,7 @@ class _Run:
 
     def _start(self) -> None:
         """Begin with as many tasks as there are jobs free; what is done already takes none."""
-        while len(self.running) < self.workers.jobs:
+        while len(self.running) < self.workers.jobs():
             task = self.queue.take(busy=any(other.service for other in self.running.values()))
             if task is None:
                 return

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import batch, chunking, comparing, notebooks, paths, preparing, scoring, shards
+from lib.models import backend_versions
 from lib.variants import Profile, Variant
 
 PREPARE, CHUNK = "01_prepare_data", "02_study_chunking"
@@ -153,7 +154,8 @@ def _common(plan: Plan, folder: Path) -> dict[str, str]:
 
 
 def _models(profile: Profile) -> dict[str, Any]:
-    return {"encoder": asdict(profile.encoder), "sentence_reranker": asdict(profile.sentence_reranker)}
+    backend = backend_versions(profile.encoder)
+    return {"encoder": asdict(profile.encoder), "sentence_reranker": asdict(profile.sentence_reranker), "backend": backend}
 
 
 def _passages(folder: Path, chunker: str) -> Path:

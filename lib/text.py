@@ -74,7 +74,7 @@ def sentences(text: str) -> list[Span]:
     """
     spans = _remembered.get(_key(text))
     if spans is None:
-        spans = _split(text)
+        spans = split(text)
         remember(text, spans)
     return list(spans)
 
@@ -90,7 +90,8 @@ def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _split(text: str) -> list[Span]:
+def split(text: str) -> list[Span]:
+    """`sentences`, computed anew."""
     spans = []
     for paragraph in syntok.segmenter.analyze(_masked(text)):
         for tokens_ in paragraph:

@@ -13,7 +13,7 @@ from lib import paths, preparing, slices, variants  # noqa: E402
 from tests.browser import browser  # noqa: E402, F401
 
 # The modules that take longest, so that two workers end at about the same time.
-LONG = ("test_sweep.py", "test_real_sweep.py", "test_lab.py", "test_live.py")
+LONG = ("test_sweep.py", "test_real_sweep.py", "test_lab.py", "test_kernels.py", "test_cluster.py", "test_live.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,13 +40,13 @@ def dask(*arguments: object, **environment: str) -> subprocess.Popen:
 
 
 class Cluster:
-    """A scheduler and workers of one thread each."""
+    """A scheduler and workers of one thread each, under nannies as by default or, to be killed, without."""
 
-    def __init__(self, folder: Path, n_workers: int):
+    def __init__(self, folder: Path, n_workers: int, nanny: bool):
         self.address = f"tcp://127.0.0.1:{free_port()}"
         scheduler = ("dask_scheduler", "--host", self.address, "--no-dashboard", "--no-jupyter")
         self.scheduler = dask(*scheduler)
-        given = ("--no-nanny", "--nthreads", 1, "--no-dashboard", "--host", "127.0.0.1")
+        given = ("--nanny" if nanny else "--no-nanny", "--nthreads", 1, "--no-dashboard", "--host", "127.0.0.1")
         self.workers = {
             f"w{n}": dask("dask_worker", self.address, *given, "--name", f"w{n}", "--local-directory", folder / f"w{n}")
             for n in range(n_workers)
@@ -65,13 +65,13 @@ class Cluster:
 
     def close(self) -> None:
         for process in (*self.workers.values(), self.scheduler):
-            process.kill()
-            process.wait()
+            process.terminate()
+            process.wait(60)
 
 
 @contextmanager
-def running(folder: Path, n_workers: int) -> Iterator[Cluster]:
-    started = Cluster(folder, n_workers)
+def running(folder: Path, n_workers: int, nanny: bool = False) -> Iterator[Cluster]:
+    started = Cluster(folder, n_workers, nanny)
     try:
         yield started
     finally:
@@ -104,11 +104,10 @@ def test_three_workers_end_with_the_bytes_of_a_local_sweep_though_one_is_killed(
     # 01 and a split; 02, three of 03 and three of 04 for each of three shards; two joins of chunks, and two a system.
     assert b"31 tasks run, 0 unchanged" in said
     assert files(out) == files(local)
-    assert not list(out.rglob("*.tmp"))
 
 
 def test_a_sweep_in_one_piece_has_the_same_bytes_on_a_cluster(local, tmp_path):
-    with running(tmp_path, 2) as there:
+    with running(tmp_path, 2, nanny=True) as there:
         done = workbook("sweep", "--out", tmp_path / "out", "--no-score", "--variants", SYSTEMS, "--cluster", there.address)
     assert done.returncode == 0, done.stderr[-2000:]
     assert files(tmp_path / "out") == files(local)
@@ -156,24 +155,31 @@ def test_a_scheduler_without_workers_is_one_line(tmp_path, monkeypatch):
 
 def test_a_worker_with_other_code_or_another_folder_is_named(tmp_path):
     with running(tmp_path, 1) as there, cluster._connected(there.address) as client:
-        (tmp_path / "profile.yaml").write_text("name: embedded\n")
         cluster._check(client, tmp_path)
-        client.run(remove, str(tmp_path / "profile.yaml"))
+        assert list(tmp_path.glob(".cluster")) == []
         told = client.run(cluster.machine, str(tmp_path))
         assert [found[f"folder {tmp_path}"] for found in told.values()] == ["not there"]
-        (tmp_path / "profile.yaml").write_text("name: embedded\n")
-        client.run(forget_the_code)
-        with pytest.raises(
-            WorkbookError, match="worker tcp://.* has another version of the workbook .*restart it after a change"
-        ):
+        (worker,) = told
+        client.run(move_the_workbook)
+        with pytest.raises(WorkbookError, match="has another version of the workbook .*restart it after a change"):
+            cluster._check(client, tmp_path)
+        failure = client.submit(cluster.execute_there, cluster._version(), None, tmp_path, "fresh").result()
+        assert failure.error == "WorkbookError" and "another version" in failure.message
+
+
+def test_a_worker_that_sees_another_disk_is_named(tmp_path):
+    """A folder of the same name without this sweep's token, as on the worker's own disk."""
+    with running(tmp_path, 1) as there, cluster._connected(there.address) as client:
+        cluster._check(client, tmp_path)
+        client.run(see_nothing)
+        with pytest.raises(WorkbookError, match=f"has another folder {tmp_path} .not there"):
             cluster._check(client, tmp_path)
 
 
-def remove(path: str) -> None:
-    Path(path).unlink()
-
-
-def forget_the_code() -> None:
-    """Make a worker one that runs from another folder."""
+def move_the_workbook() -> None:
     paths.PROJECT = Path("/nowhere")
-    cluster._code.cache_clear()
+    cluster._version.cache_clear()
+
+
+def see_nothing() -> None:
+    Path.exists = lambda self: False

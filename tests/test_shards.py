@@ -277,8 +277,10 @@ def test_stale_shards_are_removed(tmp_path, embedded, size, left):
     out = small(tmp_path, THREE)
     split(out, 1)
     kept = put(out / "runs" / ASKED / "responses.jsonl", "")
-    sweep.prepare_folder(plan(out, size, embedded))
+    notebooks = [put(out / "notebooks" / f"02_study_chunking.000{n}.ipynb", "") for n in (1, 2, 3)]
+    shards.remove(out, keep=plan(out, size, embedded).parts.values())
     assert [part.name for part in shards.existing(out)] == left
+    assert [path.exists() for path in notebooks] == [f"000{n}" in left for n in (1, 2, 3)]
     assert kept.exists()
 
 
@@ -293,7 +295,7 @@ def test_nothing_but_shards_is_removed(tmp_path, embedded):
     out = small(tmp_path, THREE)
     split(out, 1)
     others = [put(out / "shards" / name, "mine") for name in (".DS_Store", "another-sweep/profile.yaml")]
-    sweep.prepare_folder(plan(out, 0, embedded))
+    shards.remove(out, keep=plan(out, 0, embedded).parts.values())
     assert shards.existing(out) == []
     assert all(path.read_text() == "mine" for path in others)
 

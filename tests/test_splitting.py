@@ -19,14 +19,14 @@ def nothing_remembered(monkeypatch):
 
 
 def test_spans_from_the_store_are_those_of_the_splitter(tmp_path, monkeypatch):
-    expected = [text._split(given) for given in TEXTS]
+    expected = [text.split(given) for given in TEXTS]
     splitting.recall(TEXTS, VectorCache(tmp_path / "s.sqlite"))
     text._remembered.clear()
 
     def refuse(_):
         raise AssertionError("split again")
 
-    monkeypatch.setattr(text, "_split", refuse)
+    monkeypatch.setattr(text, "split", refuse)
     splitting.recall(TEXTS, VectorCache(tmp_path / "s.sqlite"))
     assert [text.sentences(given) for given in TEXTS] == expected
     assert all(type(span) is text.Span and type(span.start) is int for spans in expected for span in spans)
@@ -37,7 +37,7 @@ def test_other_rules_do_not_read_what_these_have_stored(tmp_path, monkeypatch):
     splitting.recall(TEXTS[:1], store)
     text._remembered.clear()
     monkeypatch.setattr(splitting, "_splitter", lambda: "other rules")
-    monkeypatch.setattr(text, "_split", lambda given: [text.Span(0, 3)])
+    monkeypatch.setattr(text, "split", lambda given: [text.Span(0, 3)])
     splitting.recall(TEXTS[:1], store)
     assert text.sentences(TEXTS[0]) == [(0, 3)]
 

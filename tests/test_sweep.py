@@ -338,3 +338,20 @@ def test_notebooks_of_a_sweep_ran_from_top_to_bottom(swept):
     for path in (swept / "notebooks").glob("*.ipynb"):
         cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
         assert [c["execution_count"] for c in cells] == list(range(1, len(cells) + 1))
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path):
+    out = tmp_path / "out"
+    given = ["--out", str(out), "--no-score", "--variants", "rule-minilm,concat-baseline"]
+    command = [sys.executable, "-m", "lib.cli", "sweep", *given]
+    process = subprocess.Popen(command, cwd=paths.PROJECT, stderr=subprocess.PIPE, text=True)
+    while not (out / "notebooks" / ".done" / "01_prepare_data.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].startswith("workbook: interrupted; what was finished is kept")
+    assert (out / "notebooks" / ".done" / "01_prepare_data.json").exists()
+    done = workbook("sweep", *given)
+    assert done.returncode == 0 and " 0 unchanged" not in done.stdout

@@ -396,7 +396,7 @@ class Stage:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sweep, "wait", self.wait)
             patch.setattr(sweep, "is_done", lambda task, _: self.fates[task.name] == "unchanged")
-            workers = Workers(self.submit, self.jobs)
+            workers = Workers(self.submit, lambda: self.jobs)
             return sweep.run(Path("out"), self.todo, workers, lambda event, task, _: self.told.append((event, task.name)))
 
 
