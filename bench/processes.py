@@ -13,14 +13,14 @@ import psutil
 from lib import paths
 from lib.errors import WorkbookError
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_LOOKS = 0.3
 
 
 class Ran(NamedTuple):
     """What a command took: wall seconds, the time of its start (seconds since 1970), bytes of memory, and what it printed.
 
-    `peak` is the largest sum of the resident memory of its processes at one time. Pages that they
-    share count once for each, so it is never too small for what was seen.
+    `peak` is the largest sum of the resident memory of its processes at one time. On Linux a page that
+    several share, as forked kernels do, counts once; elsewhere once for each.
     """
 
     seconds: float
@@ -77,6 +77,7 @@ def resident(pid: int) -> int:
 
 def _own(process: psutil.Process) -> int:
     try:
-        return process.memory_info().rss
-    except psutil.NoSuchProcess:  # it ended while the others were being counted
+        memory = process.memory_full_info()
+    except (psutil.NoSuchProcess, FileNotFoundError):  # it ended while the others were being counted
         return 0
+    return getattr(memory, "pss", memory.rss)

@@ -50,8 +50,9 @@ def _check_backend(spec: ModelSpec) -> None:
 
 
 def backend_versions(spec: ModelSpec) -> tuple[str, ...]:
-    """The versions of the packages that a model's backend takes beside torch."""
-    return tuple(f"{package} {metadata.version(package)}" for package in _NEEDED[spec.backend])
+    """The versions of the packages that a model's backend takes beside torch; of those that are installed."""
+    installed = (package for package in _NEEDED[spec.backend] if importlib.util.find_spec(package))
+    return tuple(f"{package} {metadata.version(package)}" for package in installed)
 
 
 def is_plain_bert(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -45,3 +46,8 @@ def workbook(*arguments, cwd=None, **environment) -> subprocess.CompletedProcess
     command = [sys.executable, "-m", "lib.cli", *map(str, arguments)]
     env = os.environ | {"PYTHONPATH": str(paths.PROJECT)} | environment
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def interruptible() -> None:
+    """To be called in a new process: it heeds SIGINT, which what runs in the background of a shell ignores."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

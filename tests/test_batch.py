@@ -645,7 +645,7 @@ def test_a_batch_of_a_sharded_sweep_is_one_and_its_replies_go_to_their_shards(ne
     assert [row["status"] for row in lines_of(run / "provenance.jsonl")] == ["ok"] * 4 + ["failed"] + ["ok"] * 3
     assert json.loads(joined["pending.json"]) == [queries[4]]
 
-    sweep.prepare_folder(Plan(out, "sample", [variant], profile))
+    shards.remove(out)
     assert cli.main(["batch", "collect", str(out)]) == 1
     generate(out, variant.name)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != batch.RESULTS} == joined

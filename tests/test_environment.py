@@ -61,7 +61,7 @@ def test_the_project_wants_the_same_python():
 
 
 def test_every_dependency_is_pinned_in_the_lock_at_a_version_it_allows():
-    pins = locked("requirements-local-llm.lock") | locked()
+    pins = locked("requirements-local-llm.lock") | locked("requirements-backends.lock") | locked()
     wanted = {canonicalize_name(requirement.name): requirement for requirement in declared()}
     assert sorted(wanted.keys() - pins.keys()) == []
     assert [name for name, requirement in wanted.items() if not requirement.specifier.contains(pins[name])] == []
@@ -78,7 +78,15 @@ def test_torch_is_the_version_that_is_at_hand_without_its_build():
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements.lock", "requirements-local-llm.lock", "environment.yml", "pyproject.toml", "Makefile"]
+    "name",
+    [
+        "requirements.lock",
+        "requirements-backends.lock",
+        "requirements-local-llm.lock",
+        "environment.yml",
+        "pyproject.toml",
+        "Makefile",
+    ],
 )
 def test_no_address_of_an_index_or_a_host_stands_in_the_files_of_the_set_up(name):
     assert [line for line in text_of(name).splitlines() if PLACES.search(line)] == []

@@ -18,7 +18,7 @@ import pytest
 
 from lib import kernels, notebooks, paths
 from lib.errors import WorkbookError
-from tests.process import result
+from tests.process import interruptible, result
 from tests.test_notebooks import code_cells, make, stdout
 
 IPYKERNEL = [sys.executable, "-m", "ipykernel_launcher"]
@@ -277,7 +277,7 @@ def test_no_kernel_outlives_the_process_that_asked_for_it(tmp_path):
         folder.mkdir()
         make(folder / "n.ipynb", "x: int = 1", f"sys_folder = {str(folder)!r}\n{SLEEPER}")
         command = [sys.executable, "-c", DRIVER, str(folder)]
-        drivers[signum] = subprocess.Popen(command, cwd=paths.PROJECT, stderr=subprocess.DEVNULL)
+        drivers[signum] = subprocess.Popen(command, cwd=paths.PROJECT, stderr=subprocess.DEVNULL, preexec_fn=interruptible)
     for signum, driver in drivers.items():
         pids = tmp_path / signum.name / "pids"
         while not pids.exists():

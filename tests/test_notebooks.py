@@ -184,6 +184,7 @@ def test_threads_parse_one_after_the_other(monkeypatch):
 
     monkeypatch.setattr(ast, "parse", slow)
     notebooks._key.cache_clear()
+    notebooks._imports_of.cache_clear()
     sweep_notebooks = sorted(paths.NOTEBOOKS.glob("0*.ipynb"))[:4]
     with ThreadPoolExecutor(4) as pool:
         keys = list(pool.map(notebooks.code_key, sweep_notebooks))

@@ -18,7 +18,7 @@ from lib.errors import WorkbookError
 from lib.score_tables import read_scores
 from lib.sweep import Outcome, Tell
 from lib.tasks import Task
-from tests.process import workbook
+from tests.process import interruptible, workbook
 
 COMPARED = ("evidence.jsonl", "responses.jsonl", "provenance.jsonl", "ir-metadata.yml")
 
@@ -344,7 +344,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path):
     out = tmp_path / "out"
     given = ["--out", str(out), "--no-score", "--variants", "rule-minilm,concat-baseline"]
     command = [sys.executable, "-m", "lib.cli", "sweep", *given]
-    process = subprocess.Popen(command, cwd=paths.PROJECT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=paths.PROJECT, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
     while not (out / "notebooks" / ".done" / "01_prepare_data.json").exists():
         assert process.poll() is None
         time.sleep(0.05)
