@@ -63,7 +63,7 @@ def _add_sweep(commands) -> None:
     sweep.add_argument("--slice", default="sample", help="'sample', a folder, or an ir_datasets_longeval id")
     sweep.add_argument("--variants", default="all", help="'all', or names or YAML files separated by commas")
     sweep.add_argument("--out", type=Path, help="folder to write (default: outputs/<name of the slice>)")
-    sweep.add_argument("--jobs", type=int, help="tasks at a time (default: one more than there are cores, or all workers)")
+    sweep.add_argument("--jobs", type=int, help="tasks at a time (default: all cores, or all workers)")
     engine = "warm" if sys.platform == "linux" else "fresh"  # only Linux ends a forked kernel with its parent
     help_ = f"kernels forked from one that has imported everything, or new ones (default: {engine})"
     sweep.add_argument("--engine", choices=["warm", "fresh"], default=engine, help=help_)

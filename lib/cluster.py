@@ -24,16 +24,16 @@ _REMEDY = "update it, restart it after a change, and have all machines see the s
 
 @contextmanager
 def workers(address: str | None, out: Path, jobs: int | None = None) -> Iterator[Workers]:
-    """`jobs` threads of this process, by default one more than there are cores, or the workers of a scheduler.
+    """`jobs` threads of this process, by default one a core, or the workers of a scheduler.
 
-    (While a notebook begins and ends, its core is free.) The workers of a cluster, at the `address` of its
-    scheduler, read and write the sweep's folder `out`, which must lie where all machines see it. What asks a
-    model service, or reads the source of the slice, runs here: keys, paid replies and the source need not be
-    elsewhere. Workers may come and go; a task whose worker is lost is run again by another. Raises WorkbookError
-    where no scheduler or worker is there, or one of them has other code, packages or files than this process.
+    The workers of a cluster, whose scheduler is at `address`, read and write the sweep's folder `out`, which
+    must lie where all machines see it. What asks a model service, or reads the source of the slice, runs here:
+    keys, paid replies and the source need not be elsewhere. Workers may come and go; a task whose worker is
+    lost is run again by another. Raises WorkbookError where no scheduler or worker is there, or one of them has
+    other code, packages or files than this process.
     """
     if not address:
-        n_threads = jobs or (os.cpu_count() or 1) + 1
+        n_threads = jobs or os.cpu_count() or 1
         with ThreadPoolExecutor(n_threads) as threads:
             yield Workers(partial(threads.submit, execute), lambda: n_threads)
         return
