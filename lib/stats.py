@@ -31,8 +31,8 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0, level: float = 0.
         return float(data[0]), float(data[0])
     from scipy.stats import bootstrap
 
-    rng = np.random.default_rng(seed)
-    found = bootstrap((data,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="percentile", rng=rng)
+    drawn = {"n_resamples": RESAMPLES, "batch": max(1, CELLS // len(data)), "rng": np.random.default_rng(seed)}
+    found = bootstrap((data,), np.mean, confidence_level=level, method="percentile", **drawn)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 

@@ -4,12 +4,13 @@ import math
 import os
 import subprocess
 import sys
+import tracemalloc
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binom, kendalltau, permutation_test, ttest_1samp
+from scipy.stats import binom, bootstrap, kendalltau, permutation_test, ttest_1samp
 from statsmodels.stats.power import TTestPower
 
 from lib import scoring, stats
@@ -76,6 +77,23 @@ def test_the_interval_of_a_constant_is_a_point(values):
 
 def test_no_value_has_no_interval():
     assert all(math.isnan(end) for end in bootstrap_interval([]))
+
+
+def test_the_interval_is_drawn_in_blocks_and_does_not_depend_on_their_size(monkeypatch):
+    """Ten thousand queries at once would take 800 MB; the values are those of scipy's one block."""
+    values = np.random.default_rng(5).random(10_000)
+    some = values[:47]
+    whole = bootstrap((some,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0))
+    expected = tuple(map(float, whole.confidence_interval))
+    assert bootstrap_interval(some) == expected
+    monkeypatch.setattr(stats, "CELLS", 1000)
+    assert bootstrap_interval(some) == expected
+    monkeypatch.undo()
+    tracemalloc.start()
+    bootstrap_interval(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 150e6
 
 
 def test_kendalls_tau_by_hand():
