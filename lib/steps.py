@@ -25,6 +25,8 @@ from lib.text import one_line, sentences
 from lib.variants import Profile, Variant, load_variant, load_variants
 from lib.vector_cache import VectorCache
 
+Look = Callable[[Pool], None]
+
 
 def need_slice(sweep: Path, spec: str = "sample") -> Slice:
     """The sweep's slice, prepared from `spec` first if it is not there."""
@@ -105,30 +107,30 @@ def pool_of(sweep: Path, slice_: Slice, query: Query, variant: Variant, models: 
     return Pool.of(query, documents, passages)
 
 
-def collect_one(sweep: Path, slice_: Slice, query: Query, variant: Variant, models: Models, chunks=None) -> EvidenceSet:
-    """The evidence of one query, from its own documents alone."""
+def _ignore(pool: Pool) -> None:
+    pass
+
+
+def collect_one(
+    sweep: Path, slice_: Slice, query: Query, variant: Variant, models: Models, chunks=None, look: Look = _ignore
+) -> EvidenceSet:
+    """The evidence of one query, from its own documents alone; `look` then sees the pool of them."""
     pool = pool_of(sweep, slice_, query, variant, models, chunks)
-    return collect(pool, slice_.citation_degrees, variant, models)
+    found = collect(pool, slice_.citation_degrees, variant, models)
+    look(pool)
+    return found
 
 
-def retrieve(
-    sweep: Path, slice_: Slice, variant: Variant, models: Models, look: Callable[[Pool], None] = lambda _: None
-) -> Path:
+def retrieve(sweep: Path, slice_: Slice, variant: Variant, models: Models, look: Look = _ignore) -> Path:
     """Write `runs/<variant>/evidence.jsonl`, one line a query in the slice's order; returns the run's folder.
 
     `look` sees the pool of every query, of which one is held at a time.
     """
     run = sweep / "runs" / variant.name
     chunks = need_chunks(sweep, slice_, variant, models.encoder) if variant.reads_text else None
-
-    def line(query: Query) -> dict[str, Any]:
-        pool = pool_of(sweep, slice_, query, variant, models, chunks)
-        record = collect(pool, slice_.citation_degrees, variant, models).record()
-        look(pool)
-        return record
-
     queries = tqdm(slice_.queries, desc="retrieval", unit=" queries", leave=False)
-    paths.write_jsonl(run / "evidence.jsonl", (line(query) for query in queries))
+    lines = (collect_one(sweep, slice_, query, variant, models, chunks, look).record() for query in queries)
+    paths.write_jsonl(run / "evidence.jsonl", lines)
     return run
 
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import yardstick
 from lib import chunking
 from lib.chunking import chunk, chunk_ranges, rule_ranges, semantic_ranges, topic_shift_ranges
 from lib.encoders import Encoder
@@ -37,15 +38,7 @@ def similarity(a, b) -> float:
 
 
 def naive_rule(counts, budget, overlap):
-    chunks, current = [], []
-    for i, count in enumerate(counts):
-        if current and sum(counts[j] for j in current) + count > budget:
-            chunks.append(current)
-            current = current[-overlap:] if overlap else []
-            while current and sum(counts[j] for j in current) + count > budget:
-                current = current[1:]
-        current = [*current, i]
-    return [(c[0], c[-1] + 1) for c in [*chunks, current]]
+    return [(chunk[0], chunk[-1] + 1) for chunk in yardstick.rule(counts, budget, overlap)]
 
 
 def naive_without_overlap(counts, budget, joins):

@@ -18,6 +18,7 @@ import pytest
 
 from lib import kernels, notebooks, paths
 from lib.errors import WorkbookError
+from lib.zygote import SAID
 from tests.process import interruptible, result
 from tests.test_notebooks import code_cells, make, stdout
 
@@ -306,7 +307,7 @@ def test_a_kernel_ends_when_it_is_let_go_of_before_it_was_heard(tmp_path, light)
     command = [*IPYKERNEL, "-f", str(tmp_path / "unheard.json")]
     request = {"command": command, "cwd": str(tmp_path), "environment": dict(os.environ)}
     control.sendall(json.dumps(request).encode() + b"\n")
-    ended, pid = kernels._SAID.unpack(control.recv(5, socket.MSG_PEEK))
+    ended, pid = SAID.unpack(control.recv(5, socket.MSG_PEEK))
     assert not ended and pid != running.pid
     unheard = psutil.Process(pid)
     control.close()
@@ -407,8 +408,8 @@ def test_c25_a_key_reaches_the_kernel_and_nothing_else(tmp_path, monkeypatch, li
 
 ZYGOTE = """
 import json, sys, threading
-from lib import kernels
-kernels.preload(kernels.PRELOADED)
+from lib import kernels, zygote
+zygote.preload(kernels.PRELOADED)
 import zmq
 there = set(sys.modules)
 exec(sys.argv[1])
